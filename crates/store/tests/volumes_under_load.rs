@@ -165,7 +165,7 @@ fn volume_is_added_and_another_drained() {
     check_consistent(open, Arc::new(Host), &home, &kept);
 }
 
-/// A store in `/store` on a simulated disk, with its segments in `dirs`.
+/// Options of a store in `/store` on a simulated disk, with its segments in `dirs`.
 fn simulated(dirs: &[&str], mib: u64, segment_mib: u64) -> Options {
     let paths = dirs.iter().map(PathBuf::from).collect();
     let segment_bytes = Some(segment_mib * MIB);

@@ -10,11 +10,12 @@ use ritornello_tiers::remote::RemoteAddress;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Returns the manifest of the store in `dir`; `None` if `dir` holds no store and no other files.
+/// Returns the manifest of the store in `dir`; `None` if `dir` holds no store and no files of
+/// another origin.
 ///
 /// # Errors
-/// `Unusable` if `dir` does not exist, is not a directory, holds other files, or has a manifest
-/// that is damaged or of another format; `Problems` if its disk fails.
+/// `Unusable` if `dir` does not exist, is not a directory, holds files of another origin, or has a
+/// manifest that is damaged or of another format; `Problems` if its disk fails.
 pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
     if !dir.is_dir() {
         let line = if dir.exists() { "is not a directory" } else { "does not exist" };

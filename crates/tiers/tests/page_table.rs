@@ -26,10 +26,11 @@ fn prompts() -> Vec<Vec<PageHash>> {
     forks.into_iter().map(|(number, fork, pages)| prompt(number, fork, pages)).collect()
 }
 
-/// A step of the test. `Claim`, `Lock` and `Forget` hold the index of a prompt and the two ends of a
-/// range of its pages, `Walk` the index of a prompt and a number of its leading pages, `Evict` a
-/// number of pages. `MarkPresent` ends the claim with this number, as a transfer that arrived or
-/// not, and `Unlock` ends the lock with this number.
+/// A step of the test. `Claim`, `Lock` and `Forget` hold the index of a prompt and the two ends of
+/// a range of its pages, `Walk` the index of a prompt and a number of its leading pages, `Evict` a
+/// number of pages. `MarkPresent` ends one of the claims in progress, as a transfer that arrived or
+/// not, and `Unlock` one of the locks in progress; their number, modulo the number of claims or
+/// locks, is the index in the list.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Claim(Tier, usize, usize, usize),

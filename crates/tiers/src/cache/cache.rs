@@ -65,7 +65,8 @@ impl Cache {
     /// not send a request: a remote that is down must cause misses, but must not fail the opening.
     ///
     /// # Errors
-    /// Errors of opening a store, and of `open_remote`; `Invalid` if the list has no local tier.
+    /// Errors of opening a store, and of `open_remote`; `Invalid` if the list has no local tier, or
+    /// the host tier's capacity reaches the memory limit of this process's control group.
     pub fn open(
         list: &[TierSpec],
         settings: &Settings,
@@ -126,7 +127,7 @@ impl Cache {
     /// long as the prefetch policy allows, and the caller should repeat the lookup.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Closed`.
+    /// `Invalid` for an invalid key, or a scope without a valid page length; `Closed`.
     pub fn lookup(
         &self,
         scope: &Arc<Scope>,
@@ -168,8 +169,8 @@ impl Cache {
     /// have it.
     ///
     /// # Errors
-    /// `Invalid` for bad keys, sizes or sections; `Retry` if too many tickets are pending;
-    /// `Closed`.
+    /// `Invalid` for invalid keys, page lengths or sections; `Retry` if too many tickets are
+    /// pending; `Closed`.
     pub fn submit_get(
         &self,
         scope: Arc<Scope>,
@@ -306,7 +307,7 @@ impl Cache {
         Err(Error::new(ErrorKind::Closed, why))
     }
 
-    /// Whether every call fails with `Closed`.
+    /// Whether the calls that use the tiers fail with `Closed`.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.check().is_err()

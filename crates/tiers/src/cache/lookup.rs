@@ -70,7 +70,8 @@ pub struct Lookup {
     /// answer is final and the prompt's prefetch has ended. If the policy's maximum wait ends
     /// before the prefetch, the final answer names local tiers only.
     pub spans: Vec<TierSpan>,
-    /// Leading pages on this machine.
+    /// Leading pages on this machine; fewer if the limit on the leases of a process
+    /// ([`Store::lease`](ritornello_store::Store::lease)) was reached.
     pub local: usize,
     /// Number of leading pages that the engine has after the load, all of them covered by `leases`;
     /// the engine loads the pages among them that it lacks. Zero if the gate decides to load

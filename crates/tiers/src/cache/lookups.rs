@@ -35,7 +35,7 @@ impl Lookups {
     /// See [`Cache::lookup`](super::Cache::lookup).
     ///
     /// # Errors
-    /// `Invalid` for an invalid key.
+    /// `Invalid` for an invalid key, or a scope without a valid page length.
     pub(super) fn lookup(
         &self,
         scope: &Arc<Scope>,

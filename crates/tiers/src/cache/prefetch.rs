@@ -22,7 +22,8 @@ const KEEP_FOR: Duration = Duration::from_secs(10);
 pub(super) struct Prefetch {
     pub(super) pages: PromptPages,
     pub(super) options: LookupOptions,
-    /// Local spans when the prefetch started.
+    /// The local tiers of the leading pages (in an unchained scope, of all local pages) when the
+    /// prefetch started.
     pub(super) local: Vec<TierSpan>,
     /// In an unchained scope, the pages that were on no local tier when the prefetch started.
     pub(super) missing: Vec<usize>,

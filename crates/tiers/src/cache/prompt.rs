@@ -49,7 +49,7 @@ impl PromptPages {
         self.keys[pages].iter().map(AsRef::as_ref).collect()
     }
 
-    /// Lends the first `end` pages as a prompt of the remote tier.
+    /// Calls `run` with the first `end` pages, as a [`Prompt`].
     pub(super) fn lend<T>(&self, end: usize, run: impl FnOnce(&Prompt<'_>) -> T) -> T {
         let keys = self.refs(0..end);
         run(&Prompt {

@@ -25,8 +25,8 @@ impl Cache {
     /// is more than half full.
     ///
     /// # Errors
-    /// `Invalid` for bad keys or sizes, or if `first` exceeds the number of keys; `Retry` if too
-    /// many tickets are pending; `Closed`.
+    /// `Invalid` for invalid keys or page lengths, or if `first` exceeds the number of keys;
+    /// `Retry` if too many tickets are pending; `Closed`.
     pub fn submit_put(
         &self,
         scope: Arc<Scope>,

@@ -11,8 +11,8 @@ pub enum WritePolicy {
     WriteThrough,
     /// After the given number of hits.
     Selective(u32),
-    /// When the tier above is three quarters full and dirty pages use more than a quarter of it,
-    /// and at a flush.
+    /// When the tier above is three quarters full and the dirty pages of this process use more than
+    /// a quarter of it, and at a flush.
     WriteBack,
     /// Never; this process still reads pages that other processes wrote.
     Never,

@@ -75,7 +75,7 @@ impl TierSet {
     /// Ends a lease on pages of a local tier.
     ///
     /// # Errors
-    /// Errors of the connection to the tier's owner.
+    /// `Closed` if the tier's store is closed; errors of the connection to its owner.
     pub(super) fn release(&self, lease: TierLease) -> Result<()> {
         self.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }

@@ -2,10 +2,10 @@
 //! tier evicts them.
 //!
 //! The tier above is a store that several processes share, and its eviction does not know which
-//! pages are dirty. While it is nearly full, dirty pages may therefore use only a quarter of it:
-//! the least recently used dirty pages are written to the lower tier and then evicted. The cache
-//! evicts them explicitly, because the read for the write makes them the most recently used pages
-//! of the store.
+//! pages are dirty. While it is nearly full, the dirty pages of each process may therefore use only
+//! a quarter of it: the least recently used dirty pages are written to the lower tier and then
+//! evicted. The cache evicts them explicitly, because the read for the write makes them the most
+//! recently used pages of the store.
 
 use super::dirty_pages::DirtyPages;
 use super::local_tier::LocalTier;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// The tier above counts as nearly full when `FULL_QUARTERS` quarters of it are used.
 const FULL_QUARTERS: u64 = 3;
-/// Quarters of a nearly full tier that dirty pages may use.
+/// Quarters of a nearly full tier that the dirty pages of one process may use.
 const DIRTY_QUARTERS: u64 = 1;
 /// Maximum number of pages that the page table evicts for one write-back batch, or of dirty pages
 /// that the batch samples. A batch may write more pages: with a sampled page also the pages before

@@ -90,7 +90,7 @@ pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> 
     .unwrap()
 }
 
-/// Puts pages `first..`. Returns the number of these pages that are on the first tier afterwards.
+/// Puts pages `first..`. Returns how many leading pages of these are on the first tier afterwards.
 pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));

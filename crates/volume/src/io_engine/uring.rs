@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// Maximum operations of one call in flight.
 const ENTRIES: u32 = 128;
-/// Maximum idle rings kept for later calls. Each further concurrent call creates a ring, and drops
-/// it when the call ends.
+/// Maximum idle rings kept for later calls. A call that finds no idle ring creates a ring. A call
+/// that ends while this number of rings are idle drops its ring.
 const IDLE_RINGS_MAX: usize = 16;
 
 /// The engine, with its idle rings.

@@ -32,7 +32,7 @@ impl Segments {
     ///
     /// # Errors
     /// `Retry` if the volume's directory cannot be listed, or holds neither a segment nor the
-    /// volume's marker file; `Invalid` if the volume is absent or unknown.
+    /// volume's marker file; `Invalid` if the volume is absent, retired or unknown.
     pub fn list(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let dir = self.dir(volume)?;
         let names = self.medium.list(&dir).map_err(|error| {
@@ -47,8 +47,10 @@ impl Segments {
         // A mounted volume without segments still has its marker file; an empty mount point has
         // none.
         if found.is_empty() && !names.iter().any(|name| name == VolumeMarker::FILE) {
-            return Err(Error::retry("a volume's directory is empty: is its file system mounted?")
-                .with("dir", dir.display()));
+            return Err(Error::retry(
+                "a volume's directory has no segment and no marker: is its file system mounted?",
+            )
+            .with("dir", dir.display()));
         }
         Ok(found)
     }

@@ -8,7 +8,7 @@ pub enum IoChoice {
     /// The best mode that passes the self-test.
     #[default]
     Auto,
-    /// `io_uring`; opening fails without it.
+    /// `io_uring`; without it the opening fails, except on simulated files.
     Uring,
     /// Threads that call `preadv` and `pwritev`.
     Pool,

@@ -65,7 +65,8 @@ pub(super) fn total(slices: &[Slice]) -> u64 {
     slices.iter().map(|slice| u64::from(slice.bytes)).sum()
 }
 
-/// The slices of a raw page of `page_bytes`, in `count` equal parts.
+/// The slices of a raw page of `page_bytes`: `count` parts, whose lengths differ by at most one
+/// byte.
 pub(super) fn raw(count: u16, page_bytes: u64) -> impl Iterator<Item = Slice> {
     let count = count.max(1);
     (0..count).map(move |number| {

@@ -63,9 +63,9 @@ pub enum Packing {
 }
 
 impl Segments {
-    /// Encodes a page of `page_bytes` in `slices` equal parts into staging memory, unless the page
-    /// is longer than half of staging. Waits for memory until `control` stops the call, at most 30
-    /// seconds; does not wait without `control`.
+    /// Encodes a page of `page_bytes` into staging memory, in `slices` parts whose lengths differ
+    /// by at most one byte, unless the page is longer than half of staging. Waits for memory until
+    /// `control` stops the call, at most 30 seconds; does not wait without `control`.
     #[must_use]
     pub fn pack_page(
         &self,
