@@ -19,7 +19,7 @@ const KIB: u64 = 1 << 10;
 /// Minimum and maximum length of a page that is not encoded, in percent of its raw length.
 const RAW: (u64, u64) = (100, 100);
 const TURNOVERS: u64 = 4;
-/// Number of times that pages of each kind are used after each put, from the second set on.
+/// Number of times that pages of each kind are used after each put of the second and later sets.
 const USES_PER_PUT: u64 = 8;
 
 /// Sequences of the same shape.

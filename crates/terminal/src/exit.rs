@@ -13,8 +13,8 @@ pub enum Status {
     Fine,
     /// The command found a problem, or the store's disk fails so that the store cannot be opened.
     Problems,
-    /// The command line or an argument is invalid, the store cannot be opened for another reason,
-    /// or a remote refused a call.
+    /// The command line or an argument is invalid, the store cannot be opened although its disk
+    /// works, or a remote refused a call.
     Unusable,
     /// The command failed during its work, or a remote did not answer.
     Failed,

@@ -23,7 +23,7 @@ pub fn process_id() -> u32 {
 }
 
 /// Maps a page of memory that the kernel zeroes in a forked child, and returns the number at its
-/// start; `None` if the kernel does not support this (before 4.14).
+/// start; `None` if the kernel does not support this (before 4.14), or has no memory for the page.
 fn wiped_on_fork() -> Option<&'static AtomicU32> {
     let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, 4096);
     // SAFETY: a new anonymous mapping overlaps no other.

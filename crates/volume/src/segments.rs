@@ -432,7 +432,7 @@ impl Segments {
         let volumes = self.volumes.read();
         match volumes.get(usize::from(volume)) {
             Some(found) if found.is_present() => Ok(found.dir.clone()),
-            _ => Err(Error::invalid("the volume of a segment is absent, or unknown to this store")
+            _ => Err(Error::invalid("the volume of a segment is absent, retired, or unknown here")
                 .with("volume", volume)),
         }
     }

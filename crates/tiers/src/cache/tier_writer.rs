@@ -126,8 +126,9 @@ impl TierWriter {
         }
     }
 
-    /// Queues writes of one batch of dirty pages. With `evict_source` the pages are removed from
-    /// the tier above after they were written. Returns whether dirty pages remain.
+    /// Queues writes of one batch of dirty pages. With `evict_source` the pages are evicted from
+    /// the tier above after they were written, unless they were used again or pages after them are
+    /// dirty. Returns whether dirty pages remain.
     pub(super) fn write_back_batch(self: &Arc<Self>, evict_source: bool) -> bool {
         let Some(write_back) = &self.write_back else { return false };
         for (pages, range) in write_back.take_batch() {

@@ -39,7 +39,8 @@ pub(super) struct WriteJob {
     pub(super) range: Range<usize>,
     /// Puts of these pages to the first tier, which may still run.
     pub(super) puts: Vec<PendingPut>,
-    /// Whether the pages are removed from the tier above after they are written.
+    /// Whether the pages are evicted from the tier above after they are written, unless they were
+    /// used again or pages after them are dirty.
     pub(super) evict_source: bool,
 }
 

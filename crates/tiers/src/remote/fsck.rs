@@ -86,7 +86,8 @@ pub fn fsck(
                 check.unknown_key.push((name, why));
                 continue;
             }
-            // A removal that fails does not end the check. The object is reported in any case.
+            // A removal that fails does not end the check, unless it is the eighth failure in a
+            // row.
             if repair && failures.tolerate(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }
