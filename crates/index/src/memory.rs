@@ -7,7 +7,8 @@ use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView
 use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeSet, HashMap};
 
-/// See the module of the same name and `trait` [`PrefixIndex`].
+/// An index in hash maps under one lock, not durable. Its methods are described at `trait`
+/// [`PrefixIndex`].
 #[derive(Debug)]
 pub struct MemoryIndex(Mutex<State>);
 

@@ -52,7 +52,7 @@ pub struct Prices {
 /// The reason for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The first window of operations is full.
+    /// The first window of 4,096 operations is full.
     First,
     /// The mix of operations changed.
     Shift,
@@ -73,7 +73,8 @@ impl Reason {
     }
 }
 
-/// A decision. If `from` equals `to`, the predicted saving was too small for a change.
+/// A decision. If `from` equals `to`, no other setting had a predicted saving that is large enough
+/// for a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TuningDecision {
     /// Operations counted before the decision.
@@ -112,7 +113,7 @@ pub struct Tuning {
     pub sorted_runs: u64,
     /// Bytes written by compactions, divided by bytes written by flushes, since open.
     pub rewrites: f64,
-    /// The size of the tree when the tuner last measured it.
+    /// The size of the tree.
     pub tree: TreeSize,
     /// Measured costs of operations.
     pub prices: Prices,

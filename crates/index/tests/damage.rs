@@ -178,7 +178,7 @@ proptest! {
 }
 
 #[test]
-fn files_of_huge_length_are_read_in_bounded_memory() {
+fn files_extended_to_1_tib_lose_no_run() {
     let mut pair = Pair::new();
     pair.apply(&Op::Put { scope: 0, path: 0, length: 9, attach: false, skip: 0 });
     pair.run.checkpoint().unwrap();

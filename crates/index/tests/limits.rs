@@ -98,7 +98,7 @@ fn failed_checkpoint_poisons_but_loses_no_run() {
 }
 
 #[test]
-fn failed_open_changes_nothing() {
+fn failed_open_loses_no_run() {
     let disk = SimDisk::new(1 << 24);
     {
         let index = open(Arc::new(disk.clone()), RunOptions::default());

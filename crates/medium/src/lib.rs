@@ -4,7 +4,7 @@
 //! Ritornello uses, so that tests can run the code that uses these traits on a faulty or a
 //! simulated disk.
 //!
-//! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
+//! **Promises.** [`Host`] uses the machine's own file system. [`Faulty`] fails on
 //! schedule; [`Watched`] reports changes to a test; [`Throttled`] limits the rate of a directory;
 //! [`Anchored`] keeps using a directory that is moved or hidden by a mount; [`SimDisk`] loses and
 //! tears unsynced data when it crashes. A [`SimProcess`] on a simulated disk can be killed with
@@ -70,10 +70,10 @@ pub struct Room {
 
 /// A file system.
 pub trait Medium: Send + Sync + Debug {
-    /// Creates `path` and its parents with mode 0700.
+    /// Creates `path` and its parents; on the host, with mode 0700.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens a file; a new file has mode 0600. Only regular files are opened; for writing, symbolic
-    /// links and files of other users are refused too.
+    /// Opens a regular file. On the host a new file has mode 0600, and for writing, symbolic links
+    /// and files of other users are refused.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
     /// Replaces `to` by `from` atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -91,13 +91,14 @@ pub trait Medium: Send + Sync + Debug {
         let _ = dir;
         Ok(FileOwner::this_user())
     }
-    /// Revokes other users' access to a directory of this user: mode 0700.
+    /// Revokes other users' access to a directory of this user: mode 0700. By default does nothing,
+    /// because a simulated disk has no other users.
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let _ = dir;
         Ok(())
     }
     /// Returns the path by which a library that opens files without the medium reaches `path`.
-    /// Valid as long as the medium exists.
+    /// Valid as long as the medium exists. By default the path is `path`.
     fn host_path(&self, path: &Path) -> PathBuf {
         path.to_owned()
     }

@@ -1,4 +1,4 @@
-//! A simulated disk in memory that loses unsynced changes in a crash.
+//! A simulated disk in memory that may lose unsynced changes in a crash.
 
 mod flight;
 mod mounts;

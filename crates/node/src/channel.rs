@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_all_sizes_arrive_unchanged() {
+    fn short_and_long_messages_arrive_unchanged() {
         for length in [0usize, 1, 100, BUFFER_START, 3 * BUFFER_KEPT] {
             let (mut near, far) = pair();
             let message: Vec<u8> = (0..length).map(|at| at as u8).collect();

@@ -64,7 +64,8 @@ fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
 /// Decodes `message` as a peer does. Returns whether it is valid.
 ///
 /// # Panics
-/// If a valid message changes when it is encoded and decoded again.
+/// If a valid message changes when it is encoded and decoded again, or its encoding is longer than
+/// the input (for requests and responses, by more than one byte).
 #[must_use]
 pub fn parse(message: &[u8]) -> bool {
     let Some((kind, bytes)) = message.split_first() else { return false };

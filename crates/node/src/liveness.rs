@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// Minimum time from an answered probe to the next probe of a responsive owner.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum calls deferred while the owner is silent. Further releases are dropped: their leases
-/// expire. Aborts are deferred without a limit, because the store's space bounds the reservations.
+/// Number of deferred calls from which on releases are dropped while the owner is silent: their
+/// leases expire. Aborts are deferred without a limit, because the store's space bounds the
+/// reservations.
 const DEFERRED_MAX: usize = 4096;
 
 /// One client's view of its owner's liveness.
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn deferred_calls_are_bounded() {
+    fn deferred_releases_are_bounded() {
         let liveness = OwnerLiveness::default();
         assert!(liveness.mark_silent());
         assert!((0..5000).all(|lease| !liveness.defer(release(lease))));

@@ -2,7 +2,7 @@
 //!
 //! | option | can be changed | option of RocksDB |
 //! |---|---|---|
-//! | [`LsmOptions::mode`] | while open | see `shape` |
+//! | [`LsmOptions::mode`] | while open | see `shape.rs` |
 //! | [`LsmOptions::budget`] | while open | not an option of RocksDB: inserts are refused |
 //! | [`LsmOptions::memtable_bytes`] | at open, because it limits all families together | `db_write_buffer_size` |
 //! | [`LsmOptions::bloom_bits`] | at open, for files written later | `filter_policy` |
@@ -81,8 +81,8 @@ const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
 const PREALLOCATED_BYTES: usize = 64 << 10;
 
 impl LsmOptions {
-    /// Returns options for a budget in bytes: a memtable of a sixteenth of the budget, at least
-    /// 64 KiB, and a cache of an eighth, at least 1 MiB, but both at most the defaults.
+    /// Returns options for a budget in bytes: a memtable of a sixteenth of the budget, 64 KiB to
+    /// 64 MiB, and a block cache of an eighth, 1 MiB to 64 MiB.
     #[must_use]
     pub fn within(budget: u64) -> Self {
         let default = Self::default();

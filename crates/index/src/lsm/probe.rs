@@ -112,7 +112,7 @@ pub(super) fn scan(
             db.poison(&error);
         }
         if at == start {
-            // The run was removed concurrently.
+            // The run was removed concurrently, or its first page cannot be read.
             break;
         }
         let pages = (at - start) as u32;

@@ -8,11 +8,11 @@
 //! lsm.seal       the recorded length of RocksDB's manifest
 //! ```
 //!
-//! A crash leaves a torn end of a log, which RocksDB truncates. A database is damaged if it does
-//! not open, or RocksDB would never finish opening it, or its manifest has become shorter, or
-//! damage was found in it. RocksDB repairs as many files as possible. Every consistent run is then
-//! inserted into a new database, which takes the name of the old database. If no run can be read,
-//! the index is empty.
+//! A crash leaves a torn end of a log, which RocksDB truncates. A database is damaged if RocksDB
+//! cannot open it although its files are readable, or would never finish opening it, or its
+//! manifest has become shorter, or damage was found in it. If the database does not open, RocksDB
+//! repairs as many files as possible. Every consistent run is then inserted into a new database,
+//! which takes the name of the old database. If no run can be read, the index is empty.
 
 use super::LsmIndex;
 use super::claim::Claim;
@@ -42,11 +42,12 @@ pub struct LsmRecovered {
     pub damaged: bool,
     /// Runs that were copied.
     pub saved_runs: u64,
-    /// Runs dropped as inconsistent, including their descendants.
+    /// Runs dropped as inconsistent, including their descendants; without runs whose records could
+    /// not be read.
     pub dropped_runs: u64,
 }
 
-/// Maximum bytes that wait for a sync while runs are copied.
+/// While runs are copied, the new database is synced when more than this number of bytes waits.
 const SYNC_BYTES: u64 = 1 << 20;
 
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
@@ -281,7 +282,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     }
     let new =
         Families::open(&names.new, names, options).map_err(|error| refused(&names.new, error))?;
-    // The copy needs no budget, because the runs fitted the budget before.
+    // Copy without a budget: recovered runs are kept even if they exceed the budget.
     let unbounded = LsmOptions { budget: u64::MAX, ..options.clone() };
     let mut saved = index(new, Counts::default(), &unbounded, recovered);
     if let Some(old) = old {
@@ -386,7 +387,8 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
             _ => break,
         }
     }
-    // Link the runs in `later`, whose parents were inserted after them.
+    // Link the runs in `later` to their parents, which were inserted after them, and remove runs
+    // whose parents were not inserted.
     for (name, parent, page) in later {
         let first = new.page(name, 0);
         let parent = names.get(&parent).and_then(|parent| new.page(*parent, page.into()));

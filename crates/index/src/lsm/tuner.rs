@@ -23,7 +23,7 @@ pub(super) struct Tuner {
 #[derive(Debug, Default)]
 struct Applied {
     shape: Option<TreeShape>,
-    /// Number of flushes when the options were given.
+    /// Number of flushes when [`Tuner::tune`] last computed a shape.
     flushes: u64,
 }
 
@@ -37,7 +37,8 @@ impl Tuner {
         }
     }
 
-    /// Makes a decision if a window is full, and goes one step towards the target after a flush.
+    /// Decides on a target setting if the controller's window of 4,096 operations is full. After a
+    /// flush, changes the applied setting by one step towards the target.
     /// May wait until RocksDB has written the changed options to a file.
     pub(super) fn tune(&self, db: &Families) -> Result<()> {
         let Some(mut applied_options) = self.applied_options.try_lock() else { return Ok(()) };

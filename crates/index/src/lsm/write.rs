@@ -30,7 +30,8 @@ impl<'a> Change<'a> {
         Self { db, batch: WriteBatch::default(), counts: writer.counts }
     }
 
-    /// Adds an entry whose key does not exist yet.
+    /// Adds an entry. The caller has subtracted an existing entry with the same key from the
+    /// checksum.
     pub(super) fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.put_cf(self.db.handle(family)?, key, value);
         self.counts.sum.add(family, key, value);

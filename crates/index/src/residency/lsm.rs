@@ -32,8 +32,8 @@ use std::{fs, io};
 /// Options of an [`LsmResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmResidencyOptions {
-    /// Maximum bytes of tables on disk and of memtables together. At this limit puts are refused
-    /// with `Retry`.
+    /// Bytes of tables on disk and of memtables, together, from which on puts are refused with
+    /// `Retry`.
     pub budget: u64,
     /// Bytes of changes that are gathered in memory before they are written as a table.
     pub memtable_bytes: u64,
@@ -68,7 +68,7 @@ pub struct LsmResidency {
     refused: AtomicU64,
     /// Bytes written since the last sync.
     pending: AtomicU64,
-    /// Whether a change was lost. Every later sync then fails.
+    /// Whether a write or a sync failed. Every later sync then fails.
     failed: AtomicBool,
     damaged: bool,
 }
@@ -169,8 +169,7 @@ impl LsmResidency {
         }
     }
 
-    /// The outer error is RocksDB's and concerns the files. The inner error concerns the contents
-    /// of the files.
+    /// The outer error is RocksDB's. The inner error is an unknown format version.
     fn try_open(
         path: &Path,
         choices: &LsmResidencyOptions,

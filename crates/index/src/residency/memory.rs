@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 
 type Holders = BTreeMap<Worker, Tiers>;
 
-/// See the module of the same name and `trait` [`Residency`].
+/// A residency index in one map under one lock, not durable. Its methods are described at `trait`
+/// [`Residency`].
 #[derive(Debug)]
 pub struct MemoryResidency(Mutex<HashMap<(ScopeSlot, PageHash), Holders>>);
 

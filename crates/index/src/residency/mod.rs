@@ -11,7 +11,7 @@
 //! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | synced changes |
 //!
 //! **Off by default.** No store opens a residency: a router turns it on when it opens one of these
-//! backends itself, as `examples/residency.rs` does.
+//! backends itself, as `crates/index/examples/residency.rs` does.
 //!
 //! **A hint.** Events come late, twice, out of order, or not at all. None of this is an error, and
 //! readers of pages do not rely on the answers: a wrong answer costs at most a cache hit. Events
@@ -57,21 +57,20 @@ pub struct ResidencyStats {
     pub disk_bytes: u64,
     /// Bytes of changes in memory that are not synced.
     pub pending_bytes: u64,
-    /// Puts refused since the index was opened.
+    /// Puts refused since the index was opened; zero in the backend `memory`.
     pub refused: u64,
 }
 
-/// The holders of pages. Readers and one writer run in parallel, except in the backend `memory`;
-/// writers wait for each other.
+/// The holders of pages. Readers never wait for the I/O of writers. Writers wait for each other.
 pub trait Residency: Send + Sync + std::fmt::Debug {
     /// Adds `worker` on `tier` to the holders of `pages`, which are consecutive. `parent` is the
     /// page before the first page, if the event names it; the index may not have it.
     ///
     /// # Errors
     /// `Invalid` if a page is [`PageHash::NONE`]; `Retry` at a limit (call [`Residency::sync`] and
-    /// [`Residency::maintain`], or remove pages); `Fatal` if the index is poisoned. In each case
-    /// nothing is changed, and [`ResidencyStats::refused`] counts the put, except in the backend
-    /// `memory`.
+    /// [`Residency::maintain`], or remove pages); `Fatal` if the index is poisoned or the change
+    /// cannot be written. In each case nothing is changed, and [`ResidencyStats::refused`] counts
+    /// the put, except in the backend `memory`.
     fn put(
         &self,
         scope: ScopeSlot,
@@ -111,11 +110,13 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     /// failed: every later sync then fails too.
     fn sync(&self) -> Result<()>;
 
-    /// Removes pages of cleared holders, and reduces the size of files. Does not delay other calls
-    /// for long: meant for a background thread.
+    /// Removes pages of cleared holders, and reduces the size of files; the backend `lsm` does both
+    /// only at its budget, and `memory` nothing. Does not delay other calls for long: meant for a
+    /// background thread.
     ///
     /// # Errors
-    /// Errors of [`Residency::sync`].
+    /// In the backend `run`, `Retry` if the file system has no room. `Fatal` if a write or sync
+    /// failed.
     fn maintain(&self) -> Result<()>;
 
     /// Sizes and counts.

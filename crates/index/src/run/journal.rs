@@ -98,8 +98,9 @@ fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Re
 
 impl RunIndex {
     /// Makes the data of the records up to `last` durable by `sync_data`, then these records.
-    /// `last` must be the end of a batch. Concurrent callers share one write and one sync: the
-    /// caller that gets the journal's lock writes all records that may be written at that time.
+    /// `last` must be a result of [`super::pending::Pending::seal`]. Concurrent callers share one
+    /// write and one sync: the caller that gets the journal's lock writes all records that may be
+    /// written at that time.
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);
@@ -194,9 +195,9 @@ impl RunIndex {
         }
     }
 
-    /// Passes on the result of a write or sync. A failure poisons the index: the state of the disk
-    /// is then unknown, and a repeated sync may report success, because the kernel drops the error
-    /// together with the dirty pages.
+    /// Passes on the result of a write, sync or removal. A failure poisons the index: the state of
+    /// the disk is then unknown, and a repeated sync may report success, because the kernel drops
+    /// the error together with the dirty pages.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.gauges.poisoned.store(true, Ordering::Release);

@@ -8,8 +8,9 @@
 //!
 //! A writer does no I/O, so the caller of the index must call `sync`, which empties the buffer,
 //! before the buffer grows large. [`crate::IndexStats::pending_bytes`] reports the buffer's length;
-//! beyond [`super::RunOptions::pending_bytes_max`], or a sixteenth of the index's memory if that is
-//! less, inserts are refused until the next sync.
+//! beyond [`super::RunOptions::pending_bytes_max`], or a sixteenth of
+//! [`super::RunOptions::memory_bytes_max`] if that is less, inserts are refused until the next
+//! sync.
 
 use super::RunIndex;
 use super::options::checkpoint_bytes;

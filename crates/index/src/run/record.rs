@@ -10,8 +10,8 @@ use super::slots::Number;
 use crate::sync::{AtomicBool, AtomicU64};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 
-/// The hashes of a run. The hash of the last page is in the record itself, so that a probe which
-/// finds all pages of the run reads the record only.
+/// The hashes of a run. The hash of the last page is in the record itself, so that a probe in a
+/// chained scope which finds all pages of the run reads the record only.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     last: PageHash,

@@ -1,8 +1,9 @@
 //! Opens the index: loads the newest exact checkpoint, and replays the journal that follows it.
 //!
-//! Replay finds runs by their names. Replay is idempotent: a record about a run that does not exist
-//! has no effect. Afterwards the slot table and the tree of attachments are built, and inconsistent
-//! runs are dropped together with their descendants.
+//! Replay finds runs by their names. Replay is idempotent: the insertion of a run that was restored
+//! before has no effect, nor has another record about a run that does not exist. Afterwards the
+//! slot table and the tree of attachments are built, and inconsistent runs are dropped together
+//! with their descendants.
 //!
 //! Files are **undamaged** if a checkpoint loads, or the journal is empty or has its first record;
 //! if the journal has all changes that the checkpoint may show; and if at most a torn frame follows
@@ -13,8 +14,8 @@
 //! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look
 //! undamaged may have been read from the page cache only. After a failed sync the kernel keeps
 //! bytes in the page cache that are not on the disk, and no later sync writes them. In both cases,
-//! and when runs got new names, the recovered state is written into new files before the index is
-//! used:
+//! when runs got new names, and when an earlier rewriting was interrupted, the recovered state is
+//! written into new files before the index is used:
 //!
 //! 1. Create an empty journal file after all other journal files, durably.
 //! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.
@@ -59,7 +60,8 @@ struct Replayed {
     /// Sequence number of the last record that was replayed.
     last: u64,
     /// Number of the file to append to, which is the last file that was read, and the offset after
-    /// its last intact record. `None` if no file was read, or this file has no valid header.
+    /// its last intact record. `None` if no file was read, or the last file has no valid header
+    /// whose first sequence number follows `last`.
     tail: Option<(u64, u64)>,
     /// Number of the last file that was read.
     ended_in: u64,

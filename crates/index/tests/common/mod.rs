@@ -112,7 +112,7 @@ pub fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
     (0..u64::from(length)).map(|at| key(scope, path, at)).collect()
 }
 
-/// Returns the medium that an index uses over a simulated disk.
+/// A function that returns the medium which an index uses over a simulated disk.
 type MediumOver = Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>;
 
 pub struct Pair {

@@ -43,7 +43,8 @@ Examples:
 pub struct RemoteArgs {
     /// Address of an object store
     pub address: RemoteAddress,
-    /// Bytes that the tier, and the plain client, write and read in each round
+    /// Bytes that the tier, and the plain client, write and read in each round, rounded down to
+    /// whole objects of 8 MiB, at least 64 MiB
     #[arg(long, default_value = "128MiB", value_parser = size)]
     pub total: u64,
     /// Number of rounds; medians are reported

@@ -26,11 +26,11 @@ Examples:
   ritornello bench table
   ritornello bench table --nodes 100000 --json | jq '.rows[] | {pages_per_node, walk_p50_us}'")]
 pub struct TableArgs {
-    /// Nodes of the page table
+    /// Nodes of the page table, 1,024 to 4,000,000
     #[arg(long, default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u64).range(1024..=4_000_000))]
     pub nodes: u64,
-    /// Pages per node: powers of two, each measured separately
+    /// Pages per node: powers of two from 1 to 256, each measured separately
     #[arg(long, value_delimiter = ',', default_value = "32,16,8,4,2,1", value_parser = node_pages)]
     pub pages_per_node: Vec<u64>,
 }

@@ -13,9 +13,9 @@ pub const SEGMENT_BYTES: u64 = 4 << 20;
 #[command(after_help = "\
 Writers and readers in this process and in a peer process work on a small store that is always full:
 they put, get, touch, lease, delete and flush, and sometimes drop a scope. Some pages are retained
-for some seconds. During this work the capacity changes between a half of --capacity and all of it,
-directories are added and drained, codecs and quotas change, and all pages are scrubbed. Every byte
-read is compared with the byte that its key implies, and allocated bytes with the capacity. In
+for 1 to 20 seconds. During this work the capacity changes between a half of --capacity and all of
+it, directories are added and drained, codecs and quotas change, and all pages are scrubbed. Every
+byte read is compared with the byte that its key implies, and allocated bytes with the capacity. In
 cycles the store is closed and reopened, or one of the processes is killed: a client with puts in
 flight, or the owner, from which the other process takes over. At the end every page is verified as
 by `fsck`.
@@ -33,8 +33,9 @@ within --within seconds, without help, and all flushed pages must be found. Fail
 injected between the store and the file system; all other faults are real.
 
 Exit code 0: no error; 1: wrong bytes, damaged pages, more bytes than the capacity, flushed pages
-lost, a client that did not serve again in time, or a store that failed; 3: a call hung for two
-minutes.
+lost, a client that did not serve again in time or did not end cleanly, or a store that failed; 3: a
+call hung for two minutes, or the soak itself failed, for example because it could not start a
+process.
 
 Examples:
   ritornello soak --minutes 10

@@ -52,7 +52,7 @@ struct Report {
     wrong_bytes: u64,
     /// Damaged pages that the final verification lists: at most 10,000.
     damaged_pages: usize,
-    /// Failed calls that do not end the soak: see `Totals::retries`.
+    /// Failed calls that do not end the soak: see `Totals::retries` in `work.rs`.
     retries: u64,
     /// Number of changes of capacity, directories, codecs and quotas.
     changes: u64,
@@ -63,7 +63,8 @@ struct Report {
     fd_growth: i64,
     thread_growth: i64,
     memory_growth_bytes: i64,
-    /// Why the soak ended early; empty after the full duration.
+    /// The first error after which the soak had to end; empty without such an error. Wrong bytes
+    /// end the soak too, and are not reported here.
     trouble: String,
 }
 

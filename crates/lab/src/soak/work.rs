@@ -13,7 +13,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of the longest sequence.
 const PAGES: u64 = 16;
-/// Bytes of all sequences together, as a multiple of the store's capacity.
+/// Bytes of all sequences together, counting half of [`PAGES`] pages per sequence, as a multiple of
+/// the store's capacity.
 const WORKING_SET_CAPACITIES: u64 = 3;
 /// Bytes per page, by scope.
 const PAGE_BYTES: [usize; 4] = [12_000, 64 << 10, 300_000, 64 << 10];
@@ -139,7 +140,7 @@ impl Workers {
         now.saturating_sub(Duration::from_millis(oldest.unwrap_or(u64::MAX)))
     }
 
-    /// Stops all threads. Returns whether every thread ended within `timeout`.
+    /// Stops all threads. Returns whether every thread ended within `timeout`, without a panic.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> bool {
         self.stop.store(true, Ordering::Relaxed);

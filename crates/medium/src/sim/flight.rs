@@ -3,8 +3,8 @@
 use crate::change::{Chance, Change};
 use crate::sparse::{BLOCK, SECTOR, Sparse};
 
-/// Writes to one file that the device has accepted and not yet performed, oldest first. A write
-/// lands when the device performs it.
+/// Writes to one file that the device has accepted and not yet performed. A write lands when the
+/// device performs it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight(Vec<Change>);
 

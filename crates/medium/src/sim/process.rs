@@ -58,7 +58,8 @@ impl SimProcess {
         *self.life.lock() = Life { changes: Some(0), in_flight: 0, dead: true };
     }
 
-    /// Whether the process is dead: after the kill, a change failed or a write was left in flight.
+    /// Whether the process is dead: [`SimProcess::kill_now`] was called, or after
+    /// [`SimProcess::kill`] a change failed or a write was left in flight.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.life.lock().dead

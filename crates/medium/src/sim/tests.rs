@@ -140,7 +140,7 @@ fn space_is_bounded_and_alignment_checked() {
 }
 
 #[test]
-fn unsynced_directory_loses_its_files() {
+fn lost_directory_has_no_files() {
     let disk = SimDisk::new(1 << 20);
     disk.create_dir(Path::new("/s/v")).unwrap();
     put(&disk, "/s/v/a", b"x").sync_data().unwrap();

@@ -124,18 +124,22 @@ fn pinned_messages_match_recordings() {
         std::fs::write(&path, &made).unwrap();
     }
     let recorded = std::fs::read_to_string(&path).unwrap_or_else(|error| {
-        panic!("the messages of version {NEWEST} are not recorded ({error}): see this file's head")
+        panic!(
+            "the messages of version {NEWEST} are not recorded ({error}): see the head of \
+             crates/node/src/fuzzing/pinned.rs"
+        )
     });
     for (made, recorded) in made.lines().zip(recorded.lines()) {
         assert_eq!(
             made, recorded,
             "a message of protocol version {NEWEST} changed: append instead, and raise NEWEST, as \
-             this file's head says"
+             the head of crates/node/src/fuzzing/pinned.rs says"
         );
     }
     assert_eq!(
         made.lines().count(),
         recorded.lines().count(),
-        "variants were added or removed at the end: see this file's head"
+        "variants were added or removed at the end: see the head of \
+         crates/node/src/fuzzing/pinned.rs"
     );
 }

@@ -41,14 +41,15 @@ const SWEPT: usize = 16;
 /// Options of a [`RunResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunResidencyOptions {
-    /// Maximum bytes of memory. At this limit puts are refused with `Retry`; a single put may
-    /// exceed the limit.
+    /// Maximum bytes of memory, without the changes that wait for a sync. At this limit puts are
+    /// refused with `Retry`; a single put may exceed the limit.
     pub memory_bytes_max: u64,
     /// Maximum bytes of changes that wait for a sync. Puts beyond the limit are refused with
     /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
-    /// A file is replaced when its length is twice the length of the copy of the state at its
-    /// beginning, plus `journal_bytes`.
+    /// [`Residency::maintain`] replaces a file whose length is at least twice the length of the
+    /// copy of the state at its beginning, plus `journal_bytes`. [`Residency::sync`] replaces the
+    /// file at twice this length.
     pub journal_bytes: u64,
 }
 
@@ -58,7 +59,7 @@ impl Default for RunResidencyOptions {
     }
 }
 
-/// The result of [`RunResidency::open`].
+/// Numbers of records and bytes that [`RunResidency::open`] recovered and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyRecovered {
     /// Number of records applied.

@@ -11,7 +11,7 @@ use std::str::FromStr;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. The ten-stage workload runs on the index `lsm`, without payload: a request probes for
-256 pages, reads the places of the pages found, and inserts the missing pages in runs of 32. A second
+256 pages, marks the runs found as used, and inserts the missing pages in runs of 32. A second
 thread maintains the index every 20 ms and syncs it every 2 s, as a store does. The warm-up inserts
 half of the pages and is not counted; the stages follow. Either the controller is on, or the size
 ratio and the runs per level are fixed: read-optimal (12/1), write-optimal (12/11), and some between.
@@ -22,7 +22,7 @@ Cost is processor seconds of the whole process during the stages: the index oper
 threads, and the compactions still to do at the end, without the generation of the workload. Bytes
 written are what the kernel counts as written to storage, up to a sync after the last stage.
 
-All variants run twice: with a memtable that holds all pages, and with a small memtable.
+By default all variants run twice: with a memtable that holds all pages, and with a small memtable.
 
 Then a switch of the setting: while the stages run, the target alternates between 4/1 and 6/5, and
 puts are timed separately while the tree moves to a target and while it has its target setting.
@@ -36,11 +36,11 @@ Examples:
   ritornello bench adaptive --entries 200000 --stages 4 --rounds 1 --memtable 1MiB
   ritornello bench adaptive --chart adaptive.svg --json | jq '.rows[] | [.memtable, .name, .cost_s]'")]
 pub struct AdaptiveArgs {
-    /// Pages in the index after all ten stages
+    /// Pages in the index after all ten stages, 20,000 to 100,000,000
     #[arg(long, default_value_t = 600_000,
           value_parser = clap::value_parser!(u64).range(20_000..=100_000_000))]
     pub entries: u64,
-    /// Number of stages to run after the warm-up
+    /// Number of stages to run after the warm-up, 1 to 10
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10))]
     pub stages: u32,
     /// Memtable sizes to measure with, in bytes [default: 512 bytes per page, and 2 MiB]

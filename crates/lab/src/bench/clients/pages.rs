@@ -25,8 +25,8 @@ fn shape(name: &str, page_bytes: u64, sequence_pages: u32, sequences: u32) -> Sh
     Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages, sequences }
 }
 
-/// Returns the shape of the data that is put and read: about `total` bytes, in sequences of 64
-/// pages.
+/// Returns the shape of the data that is put and read: `total` bytes, rounded down to whole
+/// sequences of 64 pages, at least one sequence and at most 2^20.
 pub fn data(page_bytes: u64, total: u64) -> Shape {
     let sequences = (total / page_bytes / 64).clamp(1, 1 << 20);
     shape("ritornello bench data", page_bytes, 64, sequences as u32)

@@ -41,7 +41,8 @@ pub struct CodecArgs {
     /// File of keys, values and queries, as engines/vllm/make_kv.py writes it
     #[arg(long)]
     pub kv: Option<PathBuf>,
-    /// Bytes of keys and values that each thread encodes and decodes per round
+    /// Bytes of keys and values that each thread encodes and decodes per round, rounded up to whole
+    /// slices
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub total: u64,
     /// Tokens per slice
@@ -62,7 +63,8 @@ struct Report {
     rows: Vec<Row>,
     /// Source of the keys and values of the sets that are not synthetic.
     source: String,
-    /// Bytes of keys and values that each thread encodes and decodes per round.
+    /// Bytes of keys and values that each thread encodes and decodes per round, before they are
+    /// rounded up to whole slices.
     total_bytes: u64,
     /// Tokens per slice.
     page_tokens: u32,
@@ -70,7 +72,7 @@ struct Report {
     threads: u32,
     /// Number of rounds; rates are their medians.
     runs: u32,
-    /// Duration of the whole command.
+    /// Duration of the whole command, in seconds.
     seconds: f64,
 }
 
@@ -128,7 +130,8 @@ pub fn run(context: &Context, args: &CodecArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// Returns `split` with every kernel of this machine, and the other codecs with the fastest kernel.
+/// Returns `split` with every kernel of this machine, and `zstd`, `int8` and `int4` with the
+/// fastest kernel.
 fn plan() -> Vec<(Codec, Kernel)> {
     let split = Kernel::available().iter().map(|&kernel| (Codec::Split, kernel));
     let others = [Codec::Zstd, Codec::Int8, Codec::Int4];

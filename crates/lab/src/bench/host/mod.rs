@@ -24,10 +24,11 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. Each of --runs rounds creates a store in memory, puts --total bytes into it, clears
-it, puts --total bytes again over the same memory, reopens it and gets them twice; and copies --total
-bytes with memcpy, page by page, from private memory in huge pages to the target of the gets, with as
-many threads as a get. The order alternates; a ratio is taken per round; medians are printed. A put
-or get is 64 pages. Every byte read is compared with the byte put; the comparison is not timed.
+it, puts --total bytes again over the same memory, reopens it and gets them twice; and copies
+--total bytes with memcpy, page by page, from private memory, in huge pages where the machine has
+them, to the target of the gets, with as many threads as a get. The order alternates; a ratio is
+taken per round; medians are printed. A put or get is 64 pages. Every byte read is compared with the
+byte put; the comparison is not timed.
 
 Examples:
   ritornello bench host
@@ -39,7 +40,8 @@ pub struct HostArgs {
     /// Bytes per page
     #[arg(long, default_value = "2MiB", value_parser = size)]
     pub page_bytes: u64,
-    /// Bytes of each measurement of put, get and memcpy
+    /// Bytes of each measurement of put, get and memcpy, rounded down to whole calls of 64 pages,
+    /// at least two calls
     #[arg(long, default_value = "512MiB", value_parser = size)]
     pub total: u64,
     /// Number of rounds; medians are reported

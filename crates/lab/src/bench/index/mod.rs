@@ -36,8 +36,9 @@ use std::process::{Command, Stdio};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. Every backend is filled in a separate process, probed there, and killed; then other
-processes reopen it: after the kill, after a clean close, and with its files out of the page cache. A
-last process removes old sequences, leaf first, while it inserts new sequences.
+processes reopen a backend that has files: after the kill, after a clean close, and with its files
+out of the page cache. A last process removes old sequences, leaf first, while it inserts new
+sequences.
 
 Rates are pages per second. Write amplification is the kernel's count of bytes that the process wrote
 to storage up to the last sync, divided by 40 bytes for each page put; the column `own` has the same
@@ -53,7 +54,7 @@ pub struct IndexArgs {
     /// Backends to measure [default: all that are compiled in]
     #[arg(long, value_delimiter = ',')]
     pub backends: Vec<String>,
-    /// Numbers of pages, each measured separately
+    /// Numbers of pages, 1,000 to 100,000,000, each measured separately
     #[arg(long, value_delimiter = ',', default_value = "100000",
           value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
     pub entries: Vec<u64>,

@@ -32,17 +32,18 @@ round; medians are printed. Every byte read is compared with the byte put; the c
 timed. Pages of bfloat16 hold normally distributed numbers, which lossless codecs can shorten. Bytes
 from lossy codecs differ and are not compared.
 
-A put or get is one sequence of 4,096 tokens, limited to 256 pages and to 512 MiB; calls are blocking,
-from one thread. Processor seconds count the whole process. The next column has the processor seconds
-of the raw I/O plus one read of as many bytes of memory, because checksums read every byte once.
+A put or get is one sequence of 4,096 tokens, or of 8 pages if that is more; but at most 256 pages,
+512 MiB and half of --total. Calls are blocking, from one thread. Processor seconds count the whole
+process. The next column has the processor seconds of the raw I/O plus one read of as many bytes of
+memory, because checksums read every byte once.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm probes
 for the same few sequences, a cold probe for a random sequence. Reopening is timed for the whole store. Memory
 per page is the resident memory of a fresh process with that index open, less the memory with an
 empty index; the next row has the memory of the whole store, which also keeps the order of eviction.
 
-The measurement needs about three times --total on the disk, and 1 GiB for the index; all files are
-removed.
+The measurement needs about three times --total on the disk, or 1 KiB for each page of --entries if
+that is more; all files are removed.
 
 --steady fills a store of --total bytes and writes four times as much again, with evictions, and with
 touches of which about half hit; then measures this store and fresh stores, in alternating order: once
@@ -70,7 +71,7 @@ pub struct StoreArgs {
     /// Tokens per page
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub page_tokens: u32,
-    /// Bytes put, and bytes read, by each measurement
+    /// Bytes put, and bytes read, by each measurement; with --steady, the capacity of each store
     #[arg(long, default_value = "2GiB", value_parser = size)]
     pub total: u64,
     /// A directory on the disk to measure [default: the current directory, or a temporary
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn known_shapes_have_documented_sizes() {
+    fn named_shapes_have_their_page_sizes() {
         let llama = shape("").unwrap();
         assert_eq!((llama.page_bytes, llama.sequence_pages, llama.sequences), (8 << 20, 64, 4));
         assert_eq!(llama.total(), 2 << 30);

@@ -171,7 +171,8 @@ impl Client {
     }
 
     /// Puts and gets one sequence. On the store of the soak, flushes every [`FLUSH_EVERY`] rounds
-    /// and deletes the oldest sequences beyond [`LIVE_SEQUENCES`].
+    /// and deletes the oldest sequences beyond [`LIVE_SEQUENCES`]. On a store created in its
+    /// absence, flushes in every round.
     fn round(&mut self) -> Result<()> {
         let store = Arc::clone(self.open()?.store());
         let role = self.node.as_ref().map_or("", |node| node.role().word());

@@ -19,12 +19,14 @@ pub enum Direction {
 pub struct RawLimits(Vec<Limit>);
 
 impl RawLimits {
-    /// Preallocates a file in each directory, together of `bytes` bytes. Then finds the fastest
-    /// operation size and number of operations in flight for each directory, while all directories
-    /// are in use.
+    /// Preallocates a file in each directory, for an equal share of `bytes`, rounded up to a
+    /// multiple of 8 MiB. Then finds the fastest operation size and number of operations in flight
+    /// for each directory, while all directories are in use.
     ///
     /// # Errors
-    /// Errors of [`Limit`].
+    /// `Invalid` if a directory permits no direct I/O; `Retry` if a file system fails or has no
+    /// room for the file, no memory is free for a buffer, or a thread cannot start; `Fatal` if a
+    /// thread panics.
     pub fn prepare(medium: &Arc<dyn Medium>, dirs: &[PathBuf], bytes: u64) -> Result<Self> {
         let share = bytes.div_ceil(dirs.len().max(1) as u64);
         let prepare = |dir: &PathBuf| Limit::prepare(Arc::clone(medium), dir, share);
