@@ -115,7 +115,7 @@ pub struct Tuning {
     pub rewrites: f64,
     /// The size of the tree.
     pub tree: TreeSize,
-    /// Measured costs of operations.
+    /// Costs of operations, estimated from measurements and initial guesses.
     pub prices: Prices,
     /// The latest decisions, oldest first.
     pub decisions: Vec<TuningDecision>,

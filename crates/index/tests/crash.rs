@@ -1,5 +1,6 @@
 //! Power losses after each change of the disk except allocations, also while operations change the
-//! index during a checkpoint: the index recovers a past state that is not older than the last sync.
+//! index during a checkpoint: the index `run` recovers a past state that is not older than the last
+//! sync.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]

@@ -1,5 +1,6 @@
-//! Files with flipped bits, zeroes, noise or swapped parts, and files that were cut, extended,
-//! replaced or removed: the open neither fails nor panics, and finds only runs that existed before.
+//! Files of the index `run` with flipped bits, zeroes, noise or swapped parts, and files that were
+//! cut, extended, replaced or removed: the open neither fails nor panics, and finds only runs that
+//! existed before.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]

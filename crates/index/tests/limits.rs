@@ -1,4 +1,4 @@
-//! The index at its limits, with failing media, and under concurrency.
+//! The index `run` at its limits, with failing media, and under concurrency.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 

@@ -178,7 +178,7 @@ impl SimDisk {
     }
 
     /// Number of changes, of names and contents, that a crash now could undo. Does not count writes
-    /// in flight.
+    /// in flight, and names in file systems that are detached.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         let state = self.state.lock();

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum duration, including a takeover, of a client's call that the owner answers without
-/// waiting for a disk or for space.
+/// Maximum duration, including a takeover, of a client's call that needs no space, and for which
+/// the owner rarely waits for a disk (`CallWait::Nothing` in `crates/store/src/catalog/rule.rs`).
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time that opening waits for an owner that reopens the store.
 const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);

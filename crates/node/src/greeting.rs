@@ -19,7 +19,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 /// The newest version that this build speaks. The version increases whenever a message changes. The
-/// messages of a version never change: tests compare them with recordings in `tests/recorded`.
+/// messages of a version never change: tests compare them with recordings in
+/// `crates/node/tests/recorded`.
 pub(crate) const NEWEST: u32 = 8;
 /// The oldest version that this build speaks, as owner and as client.
 pub(crate) const OLDEST: u32 = 7;

@@ -14,7 +14,7 @@ struct HealState {
 }
 
 impl HealSignal {
-    /// Reports a poisoned core. Never waits.
+    /// Reports a poisoned core. Waits for no I/O.
     pub(crate) fn notify(&self) {
         self.0.lock().poisoned = true;
         self.0.wake_all();

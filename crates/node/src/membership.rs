@@ -145,8 +145,8 @@ impl Membership {
         }
     }
 
-    /// Ends this process's ownership, if any, so that another process can become the owner; see
-    /// [`Owner::close`].
+    /// Ends this process's ownership, if any, so that another process can become the owner. The
+    /// inner result is the result of the last sync; see [`Owner::close`].
     ///
     /// # Errors
     /// `Retry` if the ownership cannot end yet.

@@ -2,7 +2,8 @@
 //! reads as an older database, and RocksDB deletes the files that the shortened manifest does not
 //! name.
 //!
-//! `lsm.seal` holds the name and the length of the manifest at the last open or close of the index.
+//! `lsm.seal` holds the name and the length of the manifest at the last open, or at the last close
+//! that flushed the index.
 //! RocksDB syncs a manifest before it uses the manifest, so a crash makes no manifest shorter.
 //! If RocksDB has begun another manifest since, the seal proves nothing.
 

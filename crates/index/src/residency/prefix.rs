@@ -65,7 +65,8 @@ impl Prefixes {
         self.extend_same(pages)
     }
 
-    /// Advances by `pages` pages that have the holders of the last call.
+    /// Advances by `pages` pages that have the holders of the last call. Returns `false` if every
+    /// prefix has ended.
     pub(super) fn extend_same(&mut self, pages: u32) -> bool {
         for (prefix, tiers) in &mut self.alive {
             prefix.add(*tiers, pages);

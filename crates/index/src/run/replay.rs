@@ -110,7 +110,7 @@ impl Restored {
         }
     }
 
-    /// Restores the attachments. Returns the runs whose parent does not exist: a part of the
+    /// Restores the attachments. Returns the runs whose parent page does not exist: a part of the
     /// journal that was not read has the insertion of the parent, or the removal of the parent and
     /// of these runs.
     fn attach(&mut self) -> Vec<Number> {

@@ -1,4 +1,4 @@
-//! Opening a damaged database repairs it or drops it, and reports the damage.
+//! Opening a damaged database of the index `lsm` repairs it or drops it, and reports the damage.
 
 use super::chains::{SCOPE, insert};
 use super::{fill, open};

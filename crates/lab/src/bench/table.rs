@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 How it measures. A walk visits a prompt of 256 pages in a page table of --nodes nodes; warm walks
 alternate between four prompts, cold walks visit another prompt each time. A node is a span of pages
 in one state, at worst one page. A walk is compared with as many reads of memory as it visits nodes,
-each at an address that the previous read returned: for warm walks the reads cycle through a few cache
-lines, for cold walks through memory as large as all nodes.
+each at an address that the previous read returned: for warm walks the reads cycle through a few
+cache lines, for cold walks through 256 bytes of memory for each node of the page table.
 
 Examples:
   ritornello bench table
@@ -48,7 +48,8 @@ const PAGES: usize = 256;
 const WALKS: usize = 20_000;
 /// Prompts that warm walks alternate between.
 const WARM: usize = 4;
-/// Bytes of a cache line, and minimum bytes of a node without its pages.
+/// Bytes of a cache line, and bytes of memory per node of the page table that reads cycle through
+/// for cold walks.
 const LINE: usize = 64;
 const NODE: usize = 4 * LINE;
 
@@ -75,7 +76,7 @@ struct Row {
     /// Median of cold walks, each of another prompt.
     cold_p50_us: f64,
     /// Median of `nodes_per_walk` reads, each at an address that the previous read returned. The
-    /// reads cycle through memory as large as all nodes.
+    /// reads cycle through [`NODE`] bytes of memory for each of `nodes`.
     cold_reads_p50_us: f64,
     /// Maximum processor time for inserting one node while the table was filled. A walk at the same
     /// time may wait for an insertion.

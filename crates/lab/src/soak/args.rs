@@ -26,16 +26,16 @@ second third; the first third warms up. Resident memory is not compared, because
 megabytes, for example with the reused stacks of ended threads.
 
 With --faults two clients work on one store as engines do, under one fault after another: processes
-are killed and stopped, fdatasync and opens fail, the disk is full, the directory is mounted late or
-belongs to another user, an owner speaks another version, a client restarts with another capacity or
-few open files, hundreds of scopes are registered. After each fault every client must serve again
-within --within seconds, without help, and all flushed pages must be found. Failing system calls are
-injected between the store and the file system; all other faults are real.
+are killed and stopped, fdatasync and opens fail, the disk is full, the directory is moved away and
+back, as if mounted late, or belongs to another user, an owner speaks another version, a client
+restarts with another capacity or few open files, hundreds of scopes are registered. After each
+fault every client must serve again within --within seconds, without help, and all flushed pages
+must be found. Failing system calls are injected between the store and the file system.
 
-Exit code 0: no error; 1: wrong bytes, damaged pages, more bytes than the capacity, flushed pages
-lost, a client that did not serve again in time or did not end cleanly, or a store that failed; 3: a
-call hung for two minutes, or the soak itself failed, for example because it could not start a
-process.
+Exit code 0: no error; 1: wrong bytes, damaged pages, more bytes than the capacity, a store that
+failed, or, with --faults, flushed pages lost or a client that did not serve again in time, hung or
+did not end cleanly; 3: a call hung for two minutes without --faults, or the soak itself failed, for
+example because it could not start a process.
 
 Examples:
   ritornello soak --minutes 10

@@ -1,5 +1,5 @@
 //! The messages of a protocol version do not change: the number of each variant, and the encoding
-//! of one sample of each, are recorded in `tests/recorded/messages-VERSION.txt`.
+//! of one sample of each, are recorded in `crates/node/tests/recorded/messages-VERSION.txt`.
 //!
 //! postcard writes a variant as its position, and a struct as its fields without names. Inserting,
 //! removing or reordering a variant or a field therefore changes the meaning of messages, silently.

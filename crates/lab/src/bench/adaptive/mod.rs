@@ -64,8 +64,8 @@ fn not_compiled() -> Failure {
 /// Measures all variants and prints the report.
 ///
 /// # Errors
-/// If the index `lsm` is not compiled in, space is missing, a variant fails, or the chart cannot be
-/// written.
+/// If the index `lsm` is not compiled in, space is missing, a variant or the replay for the hit
+/// rates fails, or the chart cannot be written.
 pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     if cfg!(not(feature = "lsm")) {
         return Err(not_compiled());

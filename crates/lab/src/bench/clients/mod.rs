@@ -54,7 +54,8 @@ pub struct ClientsArgs {
     /// Bytes per page put and read
     #[arg(long, default_value = "192KiB", value_parser = size)]
     pub page_bytes: u64,
-    /// Bytes put, and then read, by the owner and by the client in each round
+    /// Bytes put, and then read, by the owner and by the client in each round, rounded down to
+    /// whole calls of 64 pages, at least one call
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub total: u64,
     /// Number of rounds; medians are reported

@@ -27,10 +27,10 @@ How it measures. Each of --runs rounds measures the raw limit and the store, in 
 O_DIRECT writes (fdatasync included) of --total bytes into blocks never written against put_batch +
 flush into a new store; writes over written blocks against put_batch + flush into a store that was
 filled and cleared; O_DIRECT reads against get_batch from a reopened store. The raw side uses the best
-operation size and depth of a small sweep; both sides use huge-page buffers. A ratio is taken per
-round; medians are printed. Every byte read is compared with the byte put; the comparison is not
-timed. Pages of bfloat16 hold normally distributed numbers, which lossless codecs can shorten. Bytes
-from lossy codecs differ and are not compared.
+operation size and depth of a small sweep; both sides use buffers in huge pages where the machine
+has them. A ratio is taken per round; medians are printed. Every byte read is compared with the byte
+put; the comparison is not timed. Pages of bfloat16 hold normally distributed numbers, which lossless
+codecs can shorten. Bytes from lossy codecs differ and are not compared.
 
 A put or get is one sequence of 4,096 tokens, or of 8 pages if that is more; but at most 256 pages,
 512 MiB and half of --total. Calls are blocking, from one thread. Processor seconds count the whole
@@ -71,7 +71,8 @@ pub struct StoreArgs {
     /// Tokens per page
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub page_tokens: u32,
-    /// Bytes put, and bytes read, by each measurement; with --steady, the capacity of each store
+    /// Bytes put, and bytes read, by each measurement, rounded to whole calls; with --steady, the
+    /// capacity of each store
     #[arg(long, default_value = "2GiB", value_parser = size)]
     pub total: u64,
     /// A directory on the disk to measure [default: the current directory, or a temporary
