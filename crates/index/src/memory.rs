@@ -1,5 +1,5 @@
-//! The `memory` backend: hash maps under one lock, not durable. The backend is the oracle that
-//! other backends are tested against, so its code is plain.
+//! The index backend `memory`: hash maps under one lock, not durable. The backend is the oracle
+//! that other backends are tested against, so its code is plain.
 
 use crate::live_extents::join;
 use crate::sync::Mutex;

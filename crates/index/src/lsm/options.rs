@@ -1,4 +1,4 @@
-//! Options of the index, with the time at which they can be changed, and their RocksDB names.
+//! Options of the index `lsm`, with the time at which they can be changed, and their RocksDB names.
 //!
 //! | option | can be changed | option of RocksDB |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! The two methods that find the longest prefix.
+//! The two methods by which the index `lsm` finds the longest prefix.
 //!
 //! A probe takes no snapshot, and no lock that a writer holds. A probe may or may not see
 //! concurrent changes. Each page of its result was present at some moment of the probe. [`scan`]

@@ -1,4 +1,4 @@
-//! The stored records: of one run, without its pages, and of the whole index.
+//! The stored records of the index `lsm`: of one run, without its pages, and of the whole index.
 
 use super::keys::Family;
 use crate::RunId;

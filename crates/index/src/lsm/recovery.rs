@@ -1,4 +1,4 @@
-//! Opens the database: recovers from crashes and repairs damage.
+//! Opens the database of the index `lsm`: recovers from crashes and repairs damage.
 //!
 //! ```text
 //! lsm/           the database

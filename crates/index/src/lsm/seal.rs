@@ -3,7 +3,7 @@
 //! name.
 //!
 //! `lsm.seal` holds the name and the length of the manifest at the last open, or at the last close
-//! that flushed the index.
+//! that did not fail.
 //! RocksDB syncs a manifest before it uses the manifest, so a crash makes no manifest shorter.
 //! If RocksDB has begun another manifest since, the seal proves nothing.
 

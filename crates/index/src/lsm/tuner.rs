@@ -1,4 +1,5 @@
-//! The tuner: turns counts and times into a setting, and the setting into RocksDB's options.
+//! The tuner of the index `lsm`: turns counts of operations and measured times into a setting (size
+//! ratio, runs per level), and the setting into RocksDB's options.
 
 use super::families::Families;
 use super::keys::Family;

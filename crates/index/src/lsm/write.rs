@@ -1,6 +1,5 @@
-//! Changes of the index. The lock of [`Writer`] serialises writers. A change is one atomic batch,
-//! so no reader, and no recovery after a crash, finds a page of a chained scope without the pages
-//! before it.
+//! Changes of the index `lsm`. The lock of [`Writer`] serialises writers. A change is one atomic
+//! batch, so no recovery after a crash finds a page of a chained scope without the pages before it.
 
 use super::LsmIndex;
 use super::families::{COUNTS, Families};

@@ -1,4 +1,4 @@
-//! The `lsm` backend: RocksDB, for more pages than memory holds.
+//! The residency backend `lsm`: RocksDB, for more pages than memory holds.
 //!
 //! **Column families.** `page` holds `scope | hash` → holders; `default` holds the format version,
 //! and the *epoch* of each worker: the number of times that the worker was cleared. A stored holder

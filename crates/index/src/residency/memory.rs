@@ -1,4 +1,4 @@
-//! The `memory` backend: one map under one lock, the oracle for tests of other backends.
+//! The residency backend `memory`: one map under one lock, the oracle for tests of other backends.
 
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
 use crate::sync::Mutex;

@@ -1,4 +1,5 @@
-//! Computes each worker's prefix by intersecting sets of holders along a chain.
+//! Computes the prefix of a chain that each worker holds, by intersecting the sets of holders of
+//! consecutive pages.
 
 use super::{Holder, Tier, Tiers, Worker};
 

@@ -1,4 +1,4 @@
-//! Whether a run can be inserted.
+//! Checks whether a run can be inserted into an index.
 
 use super::RunIndex;
 use super::runs::NO_RUN;

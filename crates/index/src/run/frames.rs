@@ -1,4 +1,5 @@
-//! Reads frames from a file, one at a time, in bounded memory.
+//! Reads checksummed frames from a file of the index `run` or of the residency backend `run`, one
+//! at a time, in bounded memory.
 
 use ritornello_format::Result;
 use ritornello_format::journal::{Frame, Parsed, read_frame};

@@ -1,4 +1,4 @@
-//! The journal files, and group commit.
+//! The journal files of the index `run`, and group commit.
 //!
 //! Records are appended to the last file; each checkpoint begins a new file. Bytes of a file never
 //! change once they are written. The index keeps two checkpoint files; a journal file is removed

@@ -1,4 +1,4 @@
-//! Options of a run index.
+//! Options of the index `run`.
 
 use ritornello_format::checkpoint::{CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{FRAME_OVERHEAD, RunImage};

@@ -1,4 +1,4 @@
-//! Journal records that are not written yet.
+//! Journal records of the index `run` that are not written yet.
 //!
 //! A writer changes the tables and appends its record under one hold of the writers' lock, so the
 //! order of the journal is the order of the changes. `sync` seals the buffer, makes the data

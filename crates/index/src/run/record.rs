@@ -1,4 +1,4 @@
-//! The record of a run, in two halves.
+//! The record of a run in the index `run`, in two halves.
 //!
 //! A probe reads the hot half, which has 32 bytes: the scope, the length, and the hash of the last
 //! page. The hashes of a run with several pages are on the heap. The cold half has 72 bytes: the

@@ -1,4 +1,5 @@
-//! Opens the index: loads the newest exact checkpoint, and replays the journal that follows it.
+//! Opens the index `run`: loads the newest exact checkpoint, and replays the journal that follows
+//! the checkpoint.
 //!
 //! Replay finds runs by their names. Replay is idempotent: the insertion of a run that was restored
 //! before has no effect, nor has another record about a run that does not exist. Afterwards the

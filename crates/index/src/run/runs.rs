@@ -1,4 +1,5 @@
-//! The table of runs: one record each, in chunks that never move and are freed when they are empty.
+//! The table of runs: one record each, in chunks that never move and, except the first, are freed
+//! when they are empty.
 //!
 //! A run's name consists of the number of its record and of the record's reuse count. A record
 //! whose count cannot grow further is retired. A new run takes a record of the first chunk that has

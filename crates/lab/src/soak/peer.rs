@@ -1,4 +1,4 @@
-//! The peer process: a child of this command that works on the same store.
+//! The peer process of `soak`: a child of this command that works on the same store.
 
 use super::work::{Totals, Workers};
 use ritornello_store::Options;

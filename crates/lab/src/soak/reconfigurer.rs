@@ -1,4 +1,4 @@
-//! Changes of the store's space and settings under load.
+//! Changes of the space and settings of the store of `soak`, under load.
 
 use super::work::{NUMERIC_SCOPE, Totals, scopes};
 use crate::random::mix;

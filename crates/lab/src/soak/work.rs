@@ -1,4 +1,4 @@
-//! The calls of the worker threads, and their counts.
+//! The calls of the worker threads of `soak`, and their counts.
 
 use crate::random::mix;
 use ritornello_format::{ErrorKind, Result, Scope};

@@ -1,4 +1,4 @@
-//! The files of the journal, and appending to them.
+//! The journal files of the residency backend `run`, and appending to them.
 
 use super::RunResidency;
 use crate::run::slots::Number;

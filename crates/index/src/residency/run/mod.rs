@@ -1,4 +1,4 @@
-//! The `run` backend: runs in memory, and a journal of changes.
+//! The residency backend `run`: runs in memory, and a journal of changes.
 //!
 //! | module | contents |
 //! |---|---|

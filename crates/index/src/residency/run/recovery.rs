@@ -1,4 +1,4 @@
-//! Opens the index from its files.
+//! Opens the residency backend `run` from its files.
 //!
 //! A file is *complete* if its initial copy of the state is complete. **Undamaged** files are one
 //! complete file, which may end in a torn frame; or, after a crash during a copy, the newest file

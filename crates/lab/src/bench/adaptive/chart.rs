@@ -1,4 +1,4 @@
-//! Charts of the LSM-tree's shape, its cost, and its effect on latencies.
+//! Charts of `bench adaptive`: the LSM-tree's shape, its cost, and its effect on latencies.
 
 use super::report::{ADAPTIVE, Row, Sample, Stage};
 use ritornello_terminal::plot::{Join, Line, Panel};

@@ -1,4 +1,4 @@
-//! One variant: the warm-up and the stages on one index, in this process.
+//! One variant of `bench adaptive`: the warm-up and the stages on one index, in this process.
 
 use super::args::AdaptivePart;
 use super::report::{Answer, Prices, Puts, Sample, Stage};

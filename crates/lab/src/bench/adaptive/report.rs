@@ -1,4 +1,4 @@
-//! Answers of the variants and the report.
+//! The report of `bench adaptive`, and the answers of its variants' processes.
 
 use ritornello_store::IndexDecision;
 use ritornello_terminal::print::{bytes, count, table};

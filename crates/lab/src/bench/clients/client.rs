@@ -1,4 +1,5 @@
-//! A client: a separate process, which reads one command per line.
+//! A client of `bench clients`: a separate process, which reads one command per line from standard
+//! input.
 
 use super::pages::{LONG_PAGES, LONG_SET, MATCH_PAGES, MATCH_SEQUENCES, MATCH_SET, data, short};
 use crate::bench::content::Keys;

@@ -1,4 +1,4 @@
-//! Pages that the owner and clients put, get, probe and lease.
+//! Pages that the owner and the clients of `bench clients` put, get, probe and lease.
 
 use crate::bench::shape::Shape;
 use ritornello_codec::Codec;

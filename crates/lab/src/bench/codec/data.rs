@@ -1,4 +1,5 @@
-//! The measured keys, values and queries: recorded in forward passes of a model, or generated.
+//! The keys, values and queries of `bench codec`: recorded in forward passes of a model, or
+//! generated.
 
 use super::safetensors::Tensors;
 use crate::random::mix;

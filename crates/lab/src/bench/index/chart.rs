@@ -1,4 +1,4 @@
-//! Charts of the report's figures, over the number of pages.
+//! Charts of the figures of `bench index`, over the number of pages.
 
 use super::report::{Row, Sync};
 use ritornello_terminal::plot::{Join, Line, Panel, Scale};

@@ -1,5 +1,5 @@
-//! The work of a separate process, so that memory, processor time and bytes written belong to one
-//! backend.
+//! The parts of `bench index`, each in a separate process, so that memory, processor time and bytes
+//! written belong to one backend.
 
 use super::load::{Load, SLOT, Workload};
 use super::report::{Method, Sync};

@@ -1,4 +1,4 @@
-//! The figures of backends.
+//! The figures of index backends that `bench index` prints.
 
 use super::limit::Limits;
 use super::load::Workload;

@@ -1,4 +1,4 @@
-//! Pages kept by a store that is too small for all pages, raw and encoded.
+//! `bench store --codec`: pages kept by a store that is too small for all pages, raw and encoded.
 
 use super::report::CapacityGain;
 use crate::bench::disk::capacity_for;

@@ -1,4 +1,4 @@
-//! Probes, restart and memory of a store without payload.
+//! The index part of `bench store`: probes, restart and memory of a store without payload.
 
 use super::metadata_store::{self, PROBE_PAGES, SET};
 use super::part::{Answer, ask, run_in_child};

@@ -1,4 +1,4 @@
-//! Tables of the report, with the targets next to the figures.
+//! Tables of the report of `bench store`, with the targets next to the figures.
 
 use super::report::{Moved, Report};
 use ritornello_terminal::print::{bytes, count, table};

@@ -1,4 +1,4 @@
-//! The kinds of faults, and how each begins and ends.
+//! The kinds of faults of `soak --faults`, and how each begins and ends.
 
 use super::foreign::ForeignOwner;
 use super::message::{InjectedError, Order};

@@ -1,4 +1,4 @@
-//! Messages between the command and its clients: one JSON object per line, over the client's
+//! Messages between `soak --faults` and its clients: one JSON object per line, over the client's
 //! standard input and output.
 
 use serde::{Deserialize, Serialize};

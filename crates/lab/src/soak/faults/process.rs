@@ -1,4 +1,4 @@
-//! The process of a client, as seen by the command.
+//! The process of a client of `soak --faults`, as the command sees it.
 
 use super::client::UNREPORTED_MAX;
 use super::message::{Answer, Order, State, receive, send};

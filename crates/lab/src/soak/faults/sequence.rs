@@ -1,5 +1,5 @@
-//! Pages of the clients: keys and bytes follow from the client's number, the sequence's number, and
-//! the page's position in the sequence.
+//! Pages of the clients of `soak --faults`: keys and bytes follow from the client's number, the
+//! sequence's number, and the page's position in the sequence.
 
 use super::super::work::fill;
 use ritornello_format::Scope;
