@@ -66,7 +66,7 @@ proptest! {
 }
 
 #[test]
-fn late_linked_parents_are_copied_first() {
+fn chains_linked_late_and_rings_are_copied() {
     // Insert the runs of a chain from the last to the first, link them afterwards, and add a
     // branch. Then make a ring, two runs that follow each other, which an intact index never has.
     let from = MemoryIndex::new();

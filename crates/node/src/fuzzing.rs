@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_variant_is_generated() {
+    fn every_request_and_response_variant_is_generated() {
         let made = |kind: u8| -> BTreeSet<u8> {
             all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
         };

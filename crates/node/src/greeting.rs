@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn first_message_starts_the_same_in_all_versions() {
+    fn first_message_starts_the_same_in_versions_7_and_8() {
         assert_eq!(written(7), b"RTRN\x07\0\0\0\x07");
         assert_eq!(written(8), b"RTRN\x08\0\0\0\x07\0\0\0\x07");
         for version in [7, 8] {

@@ -21,7 +21,8 @@ pub struct RunOptions {
     /// fragmentation. An existing index is loaded even if it exceeds the limit, and loading takes 8
     /// more bytes per page for a short time.
     pub memory_bytes_max: u64,
-    /// Bytes of runs gathered for one write of a checkpoint, approximately.
+    /// A checkpoint gathers runs until they have at least this number of bytes, and then writes
+    /// them in one write.
     pub checkpoint_write_bytes: usize,
     /// Whether the previous owner closed the index without a failed sync. The value is `false`
     /// after a failed sync, a kill, or a failed open. The bytes of the files may then exist in the
@@ -72,8 +73,8 @@ pub(crate) fn journal_bytes_max(budget: u64) -> u64 {
     (budget / 16).max(64 << 10)
 }
 
-/// Approximate length of a checkpoint with `images` bytes of runs and retentions, in frames of
-/// about `frame` bytes.
+/// Estimated length of a checkpoint with `images` bytes of runs and retentions, in frames of
+/// `frame` bytes.
 pub(crate) fn checkpoint_bytes(images: u64, frame: usize) -> u64 {
     let frames = images / frame.max(1) as u64 + 2;
     (CheckpointHeader::BYTES + CheckpointFrame::END_BYTES) as u64

@@ -273,7 +273,7 @@ fn decisions_follow_operations_and_are_reported() {
 }
 
 #[test]
-fn statistics_count_written_entries() {
+fn statistics_count_pending_and_written_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..100);

@@ -14,7 +14,8 @@
 //!
 //! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
 //! and only calls that sync or maintain take them; `pending` serialises writers; a probe takes only
-//! the lock `runs`, and releases it after about 512 spans of pages with equal holders.
+//! the lock `runs`, and releases it at the end of the run in which it has passed the 512th span of
+//! pages with equal holders.
 
 mod journal;
 mod recovery;
