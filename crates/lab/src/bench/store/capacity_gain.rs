@@ -20,8 +20,8 @@ const PUTS_MIN: u64 = 8;
 /// small part of the store.
 const SEGMENTS: u64 = 8;
 
-/// Puts all pages of `shape` into a store in `dir` whose segments have a quarter of the pages' raw
-/// bytes, once raw and once encoded, and returns how many pages each store keeps.
+/// Puts all pages of `shape` into a store in `dir` whose segments have at least a quarter of the
+/// pages' raw bytes, once raw and once encoded, and returns how many pages each store keeps.
 ///
 /// # Errors
 /// Disk errors and store errors.
