@@ -33,7 +33,9 @@ import ritornello as rt
 PAGE_BYTES = 4096
 # Pages of a put, which is one sequence.
 SEQUENCE = 2048
-REQUESTS = 500
+REQUESTS = 300
+# Pause between two requests in seconds: the service refuses more than 100 requests per second.
+PAUSE = 0.02
 IDLE_SECONDS = 10
 PROBED = 256
 PROBES = 4000
@@ -92,9 +94,11 @@ def scrape(connection: http.client.HTTPConnection) -> tuple[float, int]:
     connection.request("GET", "/metrics")
     answer = connection.getresponse()
     body = answer.read()
+    spent = time.perf_counter() - began
     if answer.status != 200:
         sys.exit(f"/metrics answered {answer.status}")
-    return time.perf_counter() - began, len(body)
+    time.sleep(PAUSE)
+    return spent, len(body)
 
 
 @contextmanager

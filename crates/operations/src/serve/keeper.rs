@@ -117,18 +117,18 @@ impl Served {
         // automatically.
         let failed = role == Role::Owner && node.problem().is_some();
         let is_news = self.announced != Some((role, failed));
-        if role == Role::Client && !is_news {
-            return Ok(Some(OWNER_CHECK));
-        }
         let pause = if role == Role::Owner { HEALTH_CHECK } else { OWNER_CHECK };
+        // The statistics visit all runs, so an idle owner computes them only for an announcement.
+        if !is_news {
+            return Ok(Some(pause));
+        }
         match node.store().stats() {
-            Ok(stats) if is_news => {
+            Ok(stats) => {
                 announce(context, node, (role, failed), &stats.catalog, must_own)?;
                 self.announced = Some((role, failed));
             }
-            Ok(_) => {}
             Err(error) if is_left(&error) => return Ok(None),
-            Err(error) if must_own && is_news => return Err(Failure::unopened(&error)),
+            Err(error) if must_own => return Err(Failure::unopened(&error)),
             // The owner did not answer: the next check asks it again.
             Err(_) => {}
         }
