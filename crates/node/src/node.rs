@@ -44,8 +44,9 @@ pub struct Node {
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
 /// store cannot be created with these options; the message says what to change. `Retry` if an owner
 /// does not listen within a minute, refuses this client, or has no protocol version in common with
-/// this build, if another thread of this process opens or closes the store for a minute, or if the
-/// directory is replaced during the open. `Fatal` if both copies of the manifest are damaged.
+/// this build, if another thread of this process opens or closes the store for a minute, if the
+/// directory is replaced during the open, or if a file operation in the directory fails. `Fatal` if
+/// both copies of the manifest are damaged, or the directory is moved while its lock is taken.
 /// Errors of the owner's recovery.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)

@@ -75,8 +75,8 @@ impl fmt::Display for Departure {
 pub(crate) struct NodeDirectory {
     pub(crate) process: Process,
     pub(crate) lock: DirectoryLock,
-    /// Client names whose files this process has locked. The set is needed because `fcntl` reports
-    /// a process's own locks as free.
+    /// Client names that this process drew, before it locks their files. The set is needed because
+    /// `fcntl` reports a process's own locks as free.
     pub(crate) names: Mutex<BTreeSet<String>>,
     pub(crate) mismatch: OwnerMismatch,
     path: PathBuf,
@@ -307,9 +307,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn directory_of_another_user_is_left_unchanged() {
+    fn directory_of_another_user_gets_no_lock_file() {
         let dir = tempfile::tempdir().unwrap();
-        // Whether or not root runs this test, one of the two directories belongs to another user.
+        // Root gives the new directory to another user; other users open `/`, which root owns.
         let path = if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
             dir.path()
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_stat_does_not_tell_where_path_leads() {
+    fn failed_stat_tells_only_of_a_missing_path() {
         let here = Identity { device: 1, inode: 2 };
         let other = Identity { inode: 3, ..here };
         let found = |found: io::Result<Identity>| is_elsewhere(here, found).ok();

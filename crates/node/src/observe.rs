@@ -2,8 +2,9 @@
 //!
 //! An observer never takes the store's lock, so it never becomes the owner, and it has no name
 //! under `clients/`, so it takes no place of a client and holds no lease or reservation. It sends
-//! one request, `Stats`, on a connection that it then closes. If no process owns the store, the
-//! observer reads the store's files and changes none of them.
+//! one request, `Stats`, on a connection that it then closes. Exception: it becomes a client for
+//! one request if the owner speaks only protocol versions without observers. If no process owns the
+//! store, the observer reads the store's files and changes none of them.
 
 use crate::channel::Channel;
 use crate::client::{Client, late, response, unexpected};
@@ -49,8 +50,8 @@ pub enum Observed {
 /// answers.
 ///
 /// # Errors
-/// Errors of [`owner_stats`]; `Invalid` if the directory holds no store; errors of
-/// [`Directory::manifest`] if no process owns the store.
+/// Errors of [`owner_stats`]; if no process owns the store, `Invalid` if the directory holds no
+/// store, and errors of [`Directory::manifest`].
 pub fn observe(dir: &Path) -> Result<Observed> {
     find(dir, &|stats| Observed::Owned(Box::new(stats)), &stored)
 }
@@ -60,9 +61,11 @@ pub fn observe(dir: &Path) -> Result<Observed> {
 ///
 /// # Errors
 /// [`OwnerSilent`](ritornello_store::OwnerSilent) if the owner lives and does not answer a
-/// handshake within two seconds; `Retry` if a process holds the store's lock and does not listen
-/// within five seconds, if the owner does not send its statistics within 30 seconds, if too many
-/// observers ask it, or if the owner and this build have no protocol version or format in common;
+/// handshake within two seconds; `Retry` if, for five seconds, a process holds the store's lock and
+/// does not listen, the store's owner or directory changes in each attempt, or another thread of
+/// this process opens or closes the store; `Retry` also if the owner does not send its statistics
+/// within 30 seconds, if too many observers ask it, or if the owner and this build have no protocol
+/// version or format in common;
 /// `Invalid` if the directory belongs to another user or cannot be opened, if another user owns the
 /// store, or if this process has the store open.
 pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
@@ -72,7 +75,8 @@ pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
 /// The result of one attempt to get the state of a store.
 enum Attempt<T> {
     Done(T),
-    /// The owner does not listen, or ended or began during the attempt.
+    /// The owner does not listen, or ended or began during the attempt; or the path began to lead
+    /// to another directory.
     Again(Error),
 }
 

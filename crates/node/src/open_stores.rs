@@ -16,7 +16,7 @@ use std::time::Duration;
 /// take long.
 pub(crate) type Slot = Arc<Mutex<Weak<Shared>>>;
 
-/// Open stores by directory, each with the process that made the entry: a forked child ignores its
+/// Open stores by directory, each with the process that made the entry: a forked child removes its
 /// parent's entries.
 static OPEN: Mutex<BTreeMap<Identity, (Process, Slot)>> = Mutex::new(BTreeMap::new());
 

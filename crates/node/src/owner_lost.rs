@@ -4,8 +4,9 @@ use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::{fmt, io};
 
-/// The cause in the error of a request that an owner did not answer because it died or closed. The
-/// owner may have executed the request. The caller finds the next owner, or becomes the owner.
+/// The cause in an error which says that the peer sends no answer: it died or closed, or the
+/// connection to it failed. An owner may have executed a request before. A client then finds the
+/// next owner, or becomes the owner.
 #[derive(Debug)]
 pub(crate) struct OwnerLost(io::Error);
 

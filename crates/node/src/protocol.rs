@@ -63,7 +63,8 @@ pub(crate) struct OwnerEpoch {
 }
 
 impl OwnerEpoch {
-    /// Returns whether every write that was acknowledged in epoch `owner` still exists.
+    /// Returns whether no put or delete that was acknowledged in epoch `owner` was lost with the
+    /// owner of that epoch.
     pub(crate) fn preserves(&self, owner: u32) -> bool {
         owner == self.owner || (self.clean && owner.checked_add(1) == Some(self.owner))
     }

@@ -73,8 +73,8 @@ impl Reopening {
         CatalogStats::clone(&self.stats)
     }
 
-    /// Closes all connections and the poisoned core. When this returns, no call is inside the core,
-    /// and the core's index has closed its files. Idempotent.
+    /// Closes all connections and the poisoned core. When this returns `Ok`, no call is inside the
+    /// core, and the core's index has closed its files. Idempotent.
     ///
     /// # Errors
     /// `Retry` if a call or a drain has not ended.

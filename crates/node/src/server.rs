@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Maximum time until a peer has sent its hello, and for sending the reply.
+/// Maximum time to receive a peer's hello or an observer's request, and to send the reply to each.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time to receive a message after its first bytes, and to send a response.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,7 +41,8 @@ const SWEEP_CHECKS: u32 = 12;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait for the end of all connections after the core was closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// The pause after a failed accept (usually because no descriptor is free).
+/// The pause after a connection that could not be accepted or served, usually because no descriptor
+/// or thread is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A listening owner.
@@ -357,14 +358,14 @@ fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
     }
 }
 
-/// A wait check that fails after `time`.
+/// Returns a check that a [`Channel`] calls while it waits, and that fails after `time`.
 fn deadline(time: Duration) -> impl FnMut(bool) -> Result<()> {
     let until = Instant::now() + time;
     move |_| if Instant::now() < until { Ok(()) } else { Err(timed_out()) }
 }
 
-/// A wait check that permits any wait for the first byte of a message, and a wait of at most
-/// [`MESSAGE_TIMEOUT`] for the rest of the message.
+/// Returns a check that a [`Channel`] calls while it waits: it permits any wait for the first byte
+/// of a message, and at most [`MESSAGE_TIMEOUT`] for the rest of the message.
 fn idle_or_deadline() -> impl FnMut(bool) -> Result<()> {
     let mut begun: Option<Instant> = None;
     move |partial| {

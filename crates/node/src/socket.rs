@@ -106,7 +106,8 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
 /// the listen queue stays full for `timeout`.
 ///
 /// # Errors
-/// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens; `Invalid` for another user.
+/// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens, or a socket call fails;
+/// `Invalid` for another user.
 pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Option<UnixStream>> {
     let socket = stream_socket().map_err(owner_lost)?;
     let timeout = timeout.max(Duration::from_millis(1));
@@ -126,7 +127,8 @@ pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Optio
 /// namespace.
 ///
 /// # Errors
-/// `Invalid`, naming the peer's user.
+/// `Invalid`, naming the peer's user; [`OwnerLost`](crate::owner_lost::OwnerLost) if the kernel does
+/// not tell the peer's user.
 pub(crate) fn check_peer(socket: &impl AsFd) -> Result<i32> {
     let peer =
         getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| owner_lost(error.into()))?;

@@ -83,7 +83,7 @@ fn concurrent_opens_share_one_owner() {
 }
 
 #[test]
-fn client_supports_every_call() {
+fn client_puts_gets_leases_and_removes() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -296,7 +296,7 @@ fn leases_of_a_killed_client_end() {
 }
 
 #[test]
-fn lease_limit_leaves_space_for_other_clients() {
+fn lease_limit_of_a_client_leaves_leases_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10);

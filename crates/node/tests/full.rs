@@ -1,6 +1,6 @@
 //! A small store filled by several processes: which leases and puts of these processes keep space
-//! from reuse. The index is `run`, because the files of `lsm` do not fit a small store full of
-//! small pages.
+//! from reuse. The tests need the index `run`, because the files of `lsm` do not fit a small store
+//! full of small pages.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -120,7 +120,8 @@ fn refusal(
     "no end".to_owned()
 }
 
-/// A process that holds a client's lock file and speaks the protocol by hand.
+/// A client's name with its locked file, for connections on which a test speaks the protocol by
+/// hand.
 struct Raw {
     name: String,
     _lock: std::fs::File,
@@ -379,7 +380,7 @@ fn long_malformed_message_ends_the_connection() {
 }
 
 #[test]
-fn pipelined_requests_are_answered_in_order() {
+fn pipelined_requests_are_all_answered() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());

@@ -37,7 +37,7 @@ fn maps(process: u32) -> usize {
     maps.lines().filter(|line| line.contains("/seg-") && line.ends_with("(deleted)")).count()
 }
 
-/// Makes a directory in memory; returns `None` if the machine has no such file system.
+/// Makes a directory in `/dev/shm`; returns `None` if the machine has no `/dev/shm`.
 fn memory() -> Option<TempDir> {
     let shm = Path::new("/dev/shm");
     shm.is_dir().then(|| tempfile::tempdir_in(shm).unwrap())
@@ -71,7 +71,7 @@ fn mapped_pages_are_shared_and_outlive_processes() {
 }
 
 #[test]
-fn owner_kill_loses_no_mapped_page() {
+fn owner_kill_loses_no_flushed_mapped_page() {
     let Some(dir) = memory() else { return };
     let owner = Helper::opened(dir.path());
     let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();

@@ -1,4 +1,5 @@
-//! Directories and options that cannot be opened, and their errors.
+//! Directories and options that `open` refuses, with its errors, and options that it overrides with
+//! the stored settings.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;

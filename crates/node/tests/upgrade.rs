@@ -24,7 +24,8 @@ const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
 /// Number of the request `Release`, which has no response.
 const RELEASE: u8 = 3;
-/// Positions of the client's name and of the format number in a recorded hello.
+/// Positions of the client's name and of the format number in a recorded hello, counted from its
+/// length.
 const NAME: std::ops::Range<usize> = 14..46;
 const FORMAT: usize = 12;
 

@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 run keeps the index in memory, with a journal and checkpoints on disk; its memory has a ceiling,
 which `ritornello stat` shows while a process owns the store. lsm keeps the index in RocksDB, for
 indexes larger than memory; it needs a build with the cargo feature `lsm`. The new index keeps all
-pages, places, recency and retentions. Afterwards open the store with the new index, such as
-index=\"lsm\", or without `index`.
+consistent runs with their pages, places, recency and retentions; exit code 1: inconsistent runs
+were dropped. Afterwards open the store with the new index, such as index=\"lsm\", or without
+`index`.
 
 The new index is built beside the old index, so the disk holds both until one rename switches to the
 new index. After a kill the store has one complete index: run the command again. The command refuses

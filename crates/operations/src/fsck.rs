@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Pages that fail verification are removed from the index and listed; gets never deliver them.
-Nothing else changes. Exit code 0: clean; 1: some pages failed verification, or opening the store
+Pages that fail verification are listed, and removed from the index with the pages that follow them;
+gets never deliver them. Exit code 0: clean; 1: some pages failed verification, or opening the store
 repaired damage.
 
 --salvage then searches all segments for pages missing in the index (because it was damaged or

@@ -311,7 +311,8 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
         (true, _) => "clean".to_owned(),
         (false, true) => format!("not clean; {} objects removed", count(found.removed)),
         (false, false) => {
-            "not clean; damaged pages are never delivered. --repair removes them".to_owned()
+            "not clean; damaged pages are never delivered. --repair removes damaged objects"
+                .to_owned()
         }
     });
     print_stdout(&lines.join("\n"));

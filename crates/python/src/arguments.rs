@@ -20,7 +20,7 @@ pub(crate) fn put_options(
 }
 
 /// References that keep the caller's keys alive if another thread changes the caller's list while
-/// the interpreter is detached.
+/// this thread is detached from the interpreter.
 pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
 
 impl<'py> Keys<'py> {

@@ -65,8 +65,8 @@ pub(crate) fn ask<T: Send>(
 pub(crate) struct BatchMemory(pub(crate) Arc<dyn PageMemory>);
 
 impl BatchMemory {
-    /// Takes the memory that a put of `keys` pages reads; `pages` must hold exactly this number of
-    /// pages.
+    /// Takes the memory that a put of `keys` pages reads. Refuses `pages` whose length is another
+    /// number; of an iterator without a length, elements after the first `keys` stay unused.
     pub(crate) fn source(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
         if let Ok(given) = pages.len()
             && given != keys
@@ -103,7 +103,8 @@ impl BatchMemory {
         done.or_raise(py)
     }
 
-    /// Releases the memory. No operation may use the memory after this call.
+    /// Releases buffers that this batch alone holds; a pool keeps its buffers. No operation may use
+    /// the memory after this call.
     pub(crate) fn release(&self, py: Python<'_>) {
         self.0.release();
         release_dropped(py);

@@ -278,8 +278,8 @@ impl DevicePages {
         })
     }
 
-    /// Starts a put of these blocks, after the work that stream `after` has now. Pages that are
-    /// stored already are not gathered, nor are pages for which no slots are free.
+    /// Starts a put of these blocks, after the work that stream `after` has now. Leading pages that
+    /// are stored already are not gathered, nor are pages for which no slots are free.
     pub(crate) fn save(
         &self,
         store: &Arc<Store>,

@@ -201,11 +201,13 @@ fn is_readable(object: &Bound<'_, PyAny>) -> bool {
 
 /// The source of a put, or the target of a get.
 pub(crate) trait PageMemory: PageSource + PageTarget {
-    /// Releases the memory. No operation may use the memory after this call.
+    /// Releases the memory if this object alone keeps it; by default does nothing. No operation may
+    /// use the memory after this call.
     fn release(&self) {}
 }
 
-/// The memory of pages, kept until [`PageMemory::release`] or the last reference is dropped.
+/// The memory of pages, kept until [`PageMemory::release`] is called or the last reference is
+/// dropped.
 pub(crate) struct Buffers {
     chunks: Vec<Chunk>,
     /// For each page, the range of its chunks in `chunks`.

@@ -52,8 +52,8 @@ impl NodeHandle {
     }
 
     /// Returns the node. Fails if every call of the node would fail: the node is closed, was opened
-    /// before a fork, or was replaced by another store. Submissions of tickets call this, so they
-    /// raise the error immediately, not through the ticket.
+    /// before a fork, or left its store because the path no longer leads to it. Submissions of
+    /// tickets call this, so they raise the error immediately, not through the ticket.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
         let message = if std::process::id() != self.process {
             "this store was opened before a fork: open it again in the child"
@@ -61,7 +61,7 @@ impl NodeHandle {
             if !node.is_replaced() {
                 return Ok(Arc::clone(node));
             }
-            "another store has replaced this store: open it again"
+            "the store's path no longer leads to this store: open it again"
         } else {
             "the store is closed: open it again"
         };

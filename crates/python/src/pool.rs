@@ -38,8 +38,8 @@ impl Memory {
 
 /// Registered source or target memory of an engine: page `i` is the concatenation, over `buffers`
 /// in order, of `page_bytes[k]` bytes of buffer `k`, beginning at `i * page_bytes[k]` or, if
-/// strides are given, at `i * strides[k]`. The pool keeps the buffers alive. The pool has as many
-/// pages as its shortest buffer holds.
+/// strides are given, at `i * strides[k]`. The pool keeps the buffers alive. The number of pages is
+/// that of the buffer which holds the fewest.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct PagePool(Arc<Memory>);
 
@@ -139,8 +139,8 @@ fn part(
         return Err(invalid(
             py,
             format!(
-                "page_bytes of buffer {at} is {page_bytes}: pass at least 1, and at most the \
-                 stride, {stride}"
+                "page_bytes of buffer {at} is {page_bytes}, its stride {stride}: pass page_bytes \
+                 of at least 1, and a stride of at least page_bytes"
             ),
         ));
     }

@@ -349,9 +349,10 @@ impl Store {
         stats_of(py, &self.node.call(py, |store| store.stats())?)
     }
 
-    /// Finishes running tickets, cancels queued tickets, makes all puts durable, and releases the
-    /// directory. A second call does nothing. A `RetryError` means that writes of this process are
-    /// still in flight: call `close` again.
+    /// Finishes running tickets and cancels queued tickets; as owner, makes all puts durable and
+    /// releases the directory. The store stays open while this process has other handles on it. A
+    /// second call does nothing. A `RetryError` means that calls or writes have not ended: call
+    /// `close` again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.node.close(py).or_raise(py)
     }
@@ -374,7 +375,7 @@ impl Store {
         Ok(StorePolicy(self.node.get(py)?.policy().clone()))
     }
 
-    /// "owner" or "client" at present: a client takes over when the owner dies.
+    /// "owner" or "client" at present: a client takes over when the owner dies or closes.
     #[getter]
     fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
         let node = self.node.get(py)?;

@@ -45,7 +45,7 @@ impl BaselineClient {
     /// Writes objects, with at most `at_once` requests in progress.
     ///
     /// # Errors
-    /// The first error of a request.
+    /// After all requests, the error of the first of `objects` whose request failed.
     pub fn put(&self, objects: &[(String, Bytes)], at_once: usize) -> Result<()> {
         let put = objects.iter().map(|(name, value)| {
             let (store, path) = (Arc::clone(&self.store), self.path(name));
@@ -59,7 +59,7 @@ impl BaselineClient {
     /// number of bytes read.
     ///
     /// # Errors
-    /// The first error of a request.
+    /// After all requests, the error of the first of `names` whose request failed.
     pub fn get(&self, names: &[String], range: &Range<u64>, at_once: usize) -> Result<u64> {
         let get = names.iter().map(|name| {
             let (store, path, range) = (Arc::clone(&self.store), self.path(name), range.clone());

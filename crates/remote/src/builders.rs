@@ -124,7 +124,8 @@ fn s3(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool
     let files = ProfileFiles::new(named.as_deref());
     let profile = files.read()?;
     let unset = |key| builder.get_config_value(&key).is_none();
-    // The environment takes precedence over the files, but not over a profile named in the address.
+    // Credentials in the environment take precedence over the files, but not over a profile that
+    // the address names.
     let from_files = named.is_some() || unset(Key::AccessKeyId) && unset(Key::WebIdentityTokenFile);
     let region = address
         .take("region")

@@ -1,7 +1,8 @@
 //! A backend over an object store: S3, GCS, Azure.
 //!
-//! Requests run on the calling thread and on a runtime with [`WORKERS`] threads. The first call in a process creates
-//! the runtime and the connections; a forked process creates its own at its first call.
+//! Requests of a backend run on the calling thread and on a runtime with [`WORKERS`] threads. The
+//! backend's first call in a process, also in a forked one, creates the runtime and the
+//! connections; the first call after a `Fatal` error of the client creates them again.
 
 use crate::builders::ClientFactory;
 use crate::error_map;

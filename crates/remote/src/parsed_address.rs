@@ -1,4 +1,4 @@
-//! The address of a remote: `SCHEME://AUTHORITY/PATH?OPTION=VALUE&...`.
+//! The address of a remote: `SCHEME://AUTHORITY/PATH?OPTION=VALUE&...`, or `SCHEME:PATH?...`.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use ritornello_format::{Error, Result};
@@ -31,8 +31,9 @@ impl ParsedAddress {
     /// Parses `text`.
     ///
     /// # Errors
-    /// `Invalid` if `text` has no scheme or names a user, if an option has no value, or if a
-    /// decoded part is not UTF-8. Errors quote no option, because an option may be a secret.
+    /// `Invalid` if `text` has no scheme, if its authority has an `@` or a colon, if an option has
+    /// no `=`, or if a decoded part is not UTF-8. Errors quote no option, because an option may be a
+    /// secret.
     pub fn parse(text: &str) -> Result<Self> {
         let (front, query) = text.split_once('?').unwrap_or((text, ""));
         let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Pages of a prompt: two objects of 64 pages, and 22 further pages in smaller objects.
 const PAGES: usize = 150;
-/// Time that no call with a deadline may exceed, even on a busy machine.
+/// Time that no call with a deadline of one second may take, even on a busy machine.
 const FAR_TOO_LONG: Duration = Duration::from_secs(60);
 
 fn address(port: u16, prefix: &str) -> String {

@@ -99,8 +99,9 @@ impl Served {
         Self { node, announced: None }
     }
 
-    /// Takes over if the owner has ended, and prints the role of this process if it changed.
-    /// Returns the time until the next check; `None` if the store's path leads to another place.
+    /// Takes over if the owner has ended, and prints the role of this process, and whether its
+    /// store failed, if either changed. Returns the time until the next check; `None` if the
+    /// store's path leads to another place.
     fn check(&mut self, context: &Context, must_own: bool) -> Result<Option<Duration>, Failure> {
         let node = &self.node;
         let is_left = |error: &Error| error.kind() == ErrorKind::Closed || node.is_replaced();

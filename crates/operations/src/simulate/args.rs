@@ -52,7 +52,7 @@ pub struct SimulateArgs {
     /// Share of the trace's requests, from its beginning, whose hits are not counted
     #[arg(long, default_value = "20%", value_parser = share)]
     pub warm_up: f64,
-    /// Replay only a half of the requests, as a separate trace
+    /// The requests to replay: all, or one half as a separate trace
     #[arg(long, value_enum, default_value = "whole")]
     pub half: HalfName,
     /// Skip broken lines and report them, instead of stopping at the first broken line
@@ -113,7 +113,8 @@ pub struct MultiRoundQaArgs {
     /// Tokens of an answer [default: 100]
     #[arg(long)]
     pub answer_tokens: Option<u64>,
-    /// Variation of the pauses between a user's questions; 0: equal, as in LMCache [default: 0.5]
+    /// Multiply each pause between two questions of a user by a random factor, uniform from 1 - J
+    /// to 1 + J; J from 0 (equal pauses, as in LMCache) to 1 [default: 0.5]
     #[arg(long)]
     pub jitter: Option<f64>,
     /// Number of requests [default: 14000]

@@ -22,7 +22,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 const SILENT_REFRESH: Duration = Duration::from_secs(5);
 /// Interval of checks for a new sample while the screen waits for keys.
 const SAMPLE_CHECK: Duration = Duration::from_millis(100);
-/// Width of the column of labels, in characters. The longest label has eight.
+/// Width of the column of labels, in characters. The longest label, `per second`, has ten.
 const NAME_WIDTH: u16 = 10;
 
 /// Shown while the store has no owner.
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn screen_shows_every_figure() {
+    fn screen_shows_figures_at_several_sizes() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let mut options = Options::new(dir.path());
         (options.capacity, options.segment_bytes) = (Some(16 << 20), Some(1 << 20));

@@ -20,7 +20,7 @@ impl Sample {
     /// Asks the owner of the store in `dir`; returns `None` if no process owns it.
     ///
     /// # Errors
-    /// Errors of [`ritornello_node::owner_stats`].
+    /// Errors of [`ritornello_node::owner_stats`]; `Retry` if the path of `dir` cannot be resolved.
     pub fn of(dir: &Path) -> Result<Option<Self>> {
         let Some(stats) = ritornello_node::owner_stats(dir)? else { return Ok(None) };
         Ok(Some(Self::new(std::fs::canonicalize(dir)?, stats)))

@@ -16,7 +16,8 @@ use ritornello_index::{PrefixIndex, Removed, RunId};
 /// Invariant: `eviction` orders every run that `usage` counts, and no other run. `retention` holds
 /// some of these runs.
 pub(crate) struct Residents {
-    /// Gives each use of pages the next number: the recency by which eviction orders runs.
+    /// Gives each use of pages the next number. The index stores the number as a run's recency; at
+    /// the next open, eviction policies receive the runs in this order.
     pub(super) clock: RecencyClock,
     eviction: Box<dyn Eviction>,
     pub(super) usage: Usage,
