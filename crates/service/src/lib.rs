@@ -17,7 +17,7 @@
 //!
 //! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
 //! on separate threads: of each store at most one observation, one scrub and eight other calls at a
-//! time, and a few observations that were abandoned because they hang. Requests wait for them
+//! time, and at most 12 observations that were abandoned because they hang. Requests wait for calls
 //! within a deadline, so a hung disk delays answers about its store, and no other answer.
 //!
 //! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request decides

@@ -26,8 +26,8 @@ pub(crate) const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum time of a request, from its headers to the headers of its answer.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// Requests per second that are served for longer than a burst: of each token, and of all senders
-/// without a token.
+/// Requests per second that are served for longer than a burst: of each token of the token file,
+/// and of all senders without such a token together.
 pub(crate) const REQUESTS_PER_SECOND: u32 = 100;
 /// Requests that are served immediately after a pause.
 pub(crate) const REQUESTS_BURST: u32 = 200;

@@ -29,7 +29,8 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "invalid", message)
     }
 
-    /// A wait has reached its deadline, or a limit is reached.
+    /// The same request may succeed later: for example, a wait has reached its deadline, a limit is
+    /// reached, or no thread can be started.
     pub(crate) fn retry(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "retry", message)
     }

@@ -72,12 +72,13 @@ impl Scrubs {
     /// Begins a scrub of `store`.
     ///
     /// # Errors
-    /// 409 if a scrub is running, or another process owns the store; 503 without a thread.
+    /// 409 if a scrub of the store is running, or this process does not own the store, or reopens
+    /// it; 503 if no thread can be started.
     pub(crate) fn begin(&self, store: &str, node: &Node) -> Result<ScrubProgress, Problem> {
         let conflict = |message| Problem::new(StatusCode::CONFLICT, "retry", message);
         let Some(core) = node.core() else {
             return Err(conflict(
-                "another process owns the store, and only an owner scrubs: wait until this process \
+                "this process does not own the store now, and only an owner scrubs: wait until it \
                  owns the store",
             ));
         };

@@ -29,8 +29,9 @@ impl Tokens {
     /// with `#` do not count.
     ///
     /// # Errors
-    /// `Invalid` if the file cannot be read, other users may read or write it, it belongs to
-    /// another user, or a line is malformed. No error contains a token.
+    /// `Invalid` if the file cannot be read or is not a regular file, group or others have any
+    /// permission on it, it belongs to another user, it is too long or has no or too many tokens, or
+    /// a line is malformed. No error contains a token.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |message: &str| Error::invalid(message).with("file", path.display());
         // Without this flag the open of a pipe would wait for a writer.
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_other_users_may_read_is_refused() {
+    fn file_open_to_other_users_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         write(&path, format!("read {READ}\n")).unwrap();

@@ -121,7 +121,7 @@ fn only_owner_scrubs() {
     let service = operating(&[node]);
     let refused = post(service.address(), "/v1/scrub", &json!({}));
     assert_eq!(refused.status, 409);
-    assert!(refused.body.contains("another process owns the store"), "{}", refused.body);
+    assert!(refused.body.contains("does not own the store"), "{}", refused.body);
     owner.end();
 }
 

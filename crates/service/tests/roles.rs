@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 /// Method and path of requests that need the roles `read`, `operate`, `operate` and `admin`, and
-/// the status of the answer if the role is sufficient: 409 because the store is missing.
+/// the status of the answer if the role is sufficient. 409: this process has no store open.
 const REQUESTS: [(&str, &str, u16); 4] = [
     ("GET", "/v1/config", 200),
     ("POST", "/v1/flush", 409),

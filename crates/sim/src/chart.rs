@@ -11,6 +11,7 @@ const LEFT: f64 = 52.0;
 const TOP: f64 = 34.0;
 const RIGHT: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
+/// Height of the legend below the panels, in pixels.
 const LEGEND: f64 = 22.0;
 
 /// Colours that colour-blind readers can distinguish (Okabe and Ito, "Color Universal Design",

@@ -1,6 +1,6 @@
 //! Packs a store and a residency of the current format into a `.tar.gz`. `tests/fixtures.rs` opens
 //! this fixture as long as builds can read its format. Fails if the output file exists.
-//! Usage:
+//! Usage, in `crates/store`:
 //!
 //! ```text
 //! cargo run -p ritornello-store --example make_fixture -- tests/fixtures/v1.tar.gz

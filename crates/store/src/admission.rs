@@ -43,7 +43,7 @@ pub enum AdmissionMode {
     Auto,
     /// Every page, until the budget is used up.
     WriteThrough,
-    /// Pages that are put for the second time, until the budget is used up.
+    /// Pages that were refused recently and are put again, until the budget is used up.
     SecondSight,
 }
 
@@ -165,8 +165,9 @@ impl Bucket {
     }
 }
 
-/// Two sets of hashes. When the younger set is full, it replaces the older set. The list thus holds
-/// the pages added last, at least half of its maximum number, without recording their order.
+/// Two sets of hashes. When the younger set is full, it replaces the older set. A page thus stays in
+/// the list while less than half of the list's maximum number of pages are added after it; the
+/// list records no order.
 #[derive(Debug)]
 struct Ghost {
     young: HashSet<u64>,

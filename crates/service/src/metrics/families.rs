@@ -19,7 +19,7 @@ const PREFIX: &str = "ritornello";
 /// The unit of a family, which ends its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Measure {
-    /// A number of the things that the name of the family says.
+    /// A number without a unit; of a yes-no question, 1 for yes and 0 for no.
     Count,
     Bytes,
     Seconds,

@@ -1,7 +1,7 @@
 //! Metrics of stores, in the text format of OpenMetrics.
 //!
 //! All metrics have one scheme: names begin with `ritornello_`, units are base units, and each
-//! series has the label `store`. A store has series of at most
+//! series, except of `ritornello_build_info`, has the label `store`. A store has series of at most
 //! [`SCOPES_MAX`](crate::limits::SCOPES_MAX) scopes and `other`, of at most 256 directories, and of
 //! a fixed number of names. Unknown figures have no series.
 

@@ -35,7 +35,8 @@ const COUNTERS: [(&str, &Definition); 26] = [
 ];
 
 /// Counters of refused pages, and the reason of each. The reasons are the words of
-/// `Refusal::word`; the owner counts `no_space` and `deadline` together.
+/// `Refusal::word` (crates/store/src/catalog/types.rs); the owner counts `no_space` and `deadline`
+/// together.
 const REFUSALS: [(&str, &str); 7] = [
     ("refused_space", "no_space"),
     ("refused_metadata", "metadata"),

@@ -7,7 +7,7 @@ use axum::http::{StatusCode, header};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 
-/// A JSON object with no unknown fields.
+/// The body of a request, parsed from JSON. Each type `T` refuses fields that it does not have.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {

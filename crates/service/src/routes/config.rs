@@ -27,7 +27,7 @@ struct ServiceConfig {
     version: &'static str,
     /// The address on which the service listens.
     address: String,
-    /// Host names besides `localhost` and addresses.
+    /// Host names and addresses from the settings, besides `localhost` and the address.
     host_names: Vec<String>,
     /// Whether the service has a token file.
     has_tokens: bool,

@@ -15,7 +15,7 @@ use std::collections::BinaryHeap;
 /// the previous question, and leaves after `rounds` questions. A session thus lasts `(rounds - 1) *
 /// users / qps` seconds, and a new user joins every `(rounds - 1) / qps` seconds, so that there are
 /// about `users` concurrent users. The trace starts with users in the middle of their sessions:
-/// these users have fewer rounds left, but the prompts lack the questions and answers from before
+/// these users have fewer rounds left, and their prompts lack the questions and answers from before
 /// the trace. Each answer is complete before its user's next question.
 ///
 /// The benchmark has equal pauses. This generator multiplies each pause by a number drawn uniformly
@@ -37,7 +37,7 @@ pub struct MultiRoundQa {
     pub question_tokens: u64,
     /// Tokens per answer.
     pub answer_tokens: u64,
-    /// Variation of the pauses, from 0 to 1.
+    /// Maximum change of a pause, as a share of the pause: from 0 to 1.
     pub jitter: f64,
     /// Requests to generate.
     pub requests: u64,

@@ -16,9 +16,9 @@ pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.
 /// drawn uniformly from the widest interval between 0 and 1 whose mean is `h`. A fraction of a
 /// block is rounded up with a probability equal to the fraction, which preserves the mean. An
 /// unbounded store thus hits `k` blocks of the prompt, and on average a share `h` of the stage's
-/// blocks. The generator chooses, among `m` earlier prompts, the prompt with the number `m * u^(1 /
-/// (1 - skew))`, for a uniform `u`. The probability of number `i` is thus about proportional to
-/// `i^-skew`; without skew all prompts are equally likely.
+/// blocks. The generator chooses, among `m` earlier prompts, numbered from the oldest, the prompt
+/// with the number `m * u^(1 / (1 - skew))`, rounded down, for a uniform `u`. The probability of
+/// number `i` is thus about proportional to `i^-skew`; without skew all prompts are equally likely.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenStage {
     /// Tokens of new prompts before the first stage.
