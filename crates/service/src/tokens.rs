@@ -30,8 +30,8 @@ impl Tokens {
     ///
     /// # Errors
     /// `Invalid` if the file cannot be read or is not a regular file, group or others have any
-    /// permission on it, it belongs to another user, it is too long or has no or too many tokens, or
-    /// a line is malformed. No error contains a token.
+    /// permission on it, it belongs to another user, it is too long, it has no token or too many,
+    /// or a line is malformed. No error contains a token.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |message: &str| Error::invalid(message).with("file", path.display());
         // Without this flag the open of a pipe would wait for a writer.

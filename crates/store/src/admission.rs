@@ -165,8 +165,8 @@ impl Bucket {
     }
 }
 
-/// Two sets of hashes. When the younger set is full, it replaces the older set. A page thus stays in
-/// the list while less than half of the list's maximum number of pages are added after it; the
+/// Two sets of hashes. When the younger set is full, it replaces the older set. A page thus stays
+/// in the list while less than half of the list's maximum number of pages are added after it. The
 /// list records no order.
 #[derive(Debug)]
 struct Ghost {

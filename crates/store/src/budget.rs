@@ -15,7 +15,7 @@ const REGISTRY_SHARE: u64 = 4096;
 const REGISTRY_MIN: u64 = 256 << 10;
 /// Maximum bytes of the records of live scopes: 512 bytes for each of the maximum of 65,536 scopes.
 const REGISTRY_MAX: u64 = 32 << 20;
-/// The index takes at most 1/`INDEX_SHARE` of the capacity.
+/// The index takes at most 1/`INDEX_SHARE` of the capacity, or [`INDEX_MIN`] if that is more.
 const INDEX_SHARE: u64 = 32;
 /// Minimum bytes of the index's share.
 const INDEX_MIN: u64 = 1 << 20;
@@ -42,8 +42,9 @@ impl Budget {
     /// Divides `capacity`.
     ///
     /// # Errors
-    /// `Invalid` if the capacity does not hold two segments and their metadata; the error names the
-    /// minimum capacity. `Invalid` if the segment size is not a power of two from 1 MiB to 256 MiB.
+    /// `Invalid` if the capacity does not hold two segments and their metadata; the error names a
+    /// capacity that does. `Invalid` if the segment size is not a power of two from 1 MiB to
+    /// 256 MiB.
     pub fn divide(capacity: u64, segment_bytes: u64) -> Result<Self> {
         if !segment_bytes.is_power_of_two()
             || !(SEGMENT_BYTES_MIN..=crate::options::SEGMENT_BYTES).contains(&segment_bytes)
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn error_for_too_small_capacity_names_the_minimum() {
+    fn error_for_too_small_capacity_names_a_sufficient_capacity() {
         for segment_bytes in [1 << 20, 256 << 20] {
             let error = Budget::divide(2 << 20, segment_bytes).unwrap_err();
             let least =

@@ -215,8 +215,8 @@ pub(crate) fn remove_leftovers(
     Ok(())
 }
 
-/// Opens the index in `dir`. `clean` is true if the last owner closed the store; otherwise the
-/// files' contents may be in the page cache only.
+/// Opens the index in `dir`. `clean` is true if the last owner closed the store cleanly; otherwise
+/// the files' contents may be in the page cache only.
 pub(crate) fn open_index(
     medium: &Arc<dyn Medium>,
     dir: &Path,

@@ -157,7 +157,8 @@ pub trait Catalog: Send + Sync {
     }
 
     /// Reports that page `key` of the run with this generation failed verification. The owner reads
-    /// the page itself; if it fails again, the owner removes the page and quarantines its space.
+    /// the page itself; if the page fails verification again, the owner removes it and quarantines
+    /// its space. A page that the owner cannot read stays.
     fn report_damage(
         &self,
         scope: ScopeRef,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Interval between checks whether the caller gives up: no event says that a disk does not answer.
 const CHECK: Duration = Duration::from_millis(50);
-/// Maximum time of a call that creates, removes or lists files of one volume.
+/// Maximum time that a caller waits for a call on the files of one volume.
 const VOLUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The calls of a store whose threads may still run.

@@ -16,8 +16,9 @@ pub(super) const BACKGROUND_SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 /// if the index's memory ceiling is low.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
-/// Returns the unsynced journal bytes that trigger a sync: [`PENDING_BYTES_MAX`], or 1/64 of the
-/// index's memory ceiling if this is less.
+/// Returns the unsynced journal bytes that trigger a sync: [`PENDING_BYTES_MAX`], or 1/64 of
+/// `ceiling`, the index's memory ceiling in bytes, if this is less. `ceiling` is 0 for an index
+/// without a ceiling.
 pub(super) fn pending_max(ceiling: u64) -> u64 {
     if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
 }
@@ -47,7 +48,8 @@ impl StoreCore {
     /// call began has not ended: the round continues on a separate thread.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned. `Retry` at `deadline`.
+    /// `Fatal`: the store is poisoned. `Retry` at `deadline`. `Closed` if an earlier close has
+    /// completed.
     pub(super) fn make_durable_within(&self, deadline: Instant) -> Result<()> {
         let sync = move |core: &Self| core.make_durable_by(deadline);
         let late = || Instant::now() >= deadline;

@@ -13,10 +13,10 @@ use ritornello_format::ScopeSlot;
 const WASTE_FACTOR: u64 = 4;
 
 impl StoreCore {
-    /// Evicts pages, leaves first, until about `units` usable units are freed: units that are
-    /// neither in sealed segments nor on avoided volumes. Lets waiting threads take the lock
-    /// between steps. Returns the number of usable units freed, at most `units`; `None` if no page
-    /// was evicted.
+    /// Evicts pages, leaves first, until at least `units` usable units are freed, or no page can be
+    /// evicted. Usable units are neither in sealed segments nor on avoided volumes. Lets waiting
+    /// threads take the lock between steps. Returns the number of usable units freed, at most
+    /// `units`; `None` if no page was evicted.
     ///
     /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
     /// these runs are the oldest, so the policy would choose them first. If no other page can be
@@ -57,15 +57,16 @@ impl StoreCore {
         any.then_some(units - left)
     }
 
-    /// Evicts about `units`, at most about [`STEP_UNITS`], from a scope with a quota, leaves first.
-    /// Returns whether any page was evicted.
+    /// Evicts pages from a scope with a quota, leaves first, until at least `units` or
+    /// [`STEP_UNITS`] are freed, whichever is less, or no page can be evicted. Returns whether any
+    /// page was evicted.
     pub(super) fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let victims = self.victims(state, Some(slot), units, &[]);
         self.remove_victims(state, Some(slot), &victims)
     }
 
-    /// Chooses victims that hold about `units`, at most about [`STEP_UNITS`], and no run that is
-    /// only on the `spared` volumes.
+    /// Chooses victims that hold at least `units` or [`STEP_UNITS`], whichever is less, or all
+    /// possible victims if they hold less. Chooses no run that is only on the `spared` volumes.
     fn victims(
         &self,
         state: &mut State,

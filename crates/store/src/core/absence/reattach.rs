@@ -118,8 +118,8 @@ impl StoreCore {
     /// are emptied.
     ///
     /// # Errors
-    /// `Retry` if another change of the directories does not end; file-system errors of the
-    /// manifest.
+    /// `Retry` if another change of the capacity or directories, or the creation of a segment, has
+    /// not ended after [`SHAPE_TIMEOUT`]; file-system errors of the manifest.
     pub(crate) fn end_search(&self, failed: &BTreeSet<u8>) -> Result<()> {
         let held = self.state.lock().space.unsearched().clone();
         let searched: Vec<u8> = held.difference(failed).copied().collect();

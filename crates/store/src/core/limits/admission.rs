@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 use std::time::Instant;
 
-/// The ghost list (see [`crate::admission`]) remembers as many pages as the store would hold if
-/// each page had this length.
+/// The ghost list (see [`crate::admission`]) remembers as many pages as the store, at the capacity
+/// with which it was opened, would hold if each page had this length, at most
+/// [`crate::admission::GHOST_PAGES_MAX`].
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
 
 /// Admission, under a lock that is never held together with another lock.

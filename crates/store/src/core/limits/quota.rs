@@ -43,7 +43,12 @@ impl StoreCore {
 
     /// Promises `units` to a scope: they count as its usage until the put has a reservation. If the
     /// scope has a quota, first evicts pages of the scope, in steps, until the units fit the quota.
-    /// The caller ends the promise with `Usage::release_promise`.
+    /// The caller ends the promise with
+    /// [`Usage::release_promise`](super::usage::Usage::release_promise).
+    ///
+    /// # Errors
+    /// `Quota` if no further page of the scope may be evicted; `Deadline` if the scope's eviction
+    /// policy is still being built at `deadline`.
     pub(crate) fn make_quota_space(
         &self,
         slot: ScopeSlot,

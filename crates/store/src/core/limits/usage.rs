@@ -135,15 +135,15 @@ impl Usage {
         self.scopes.entry(slot).or_default().promised += units;
     }
 
-    /// Ends a promise of `make_quota_space`, because a reservation counts the units now, or because
-    /// no reservation was opened.
+    /// Ends a promise of [`StoreCore::make_quota_space`](crate::core::StoreCore::make_quota_space),
+    /// because a reservation counts the units now, or because no reservation was opened.
     pub(crate) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
         if let Some(holding) = self.scopes.get_mut(&slot) {
             holding.promised = holding.promised.saturating_sub(units);
         }
     }
 
-    /// The scopes that hold most units, with their pages and units.
+    /// The scopes that hold most units, at most `count`, with their pages and units.
     pub(super) fn largest(&self, count: usize) -> Vec<(ScopeSlot, u64, u64)> {
         let held = self.scopes.iter().map(|(slot, held)| (*slot, held.pages, held.units));
         let mut scopes: Vec<_> = held.collect();
