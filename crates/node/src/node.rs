@@ -199,9 +199,9 @@ impl Node {
         self.shared.catalog.membership.is_replaced()
     }
 
-    /// Returns the problem that prevents full use of the store, if any: its owner's last write or
-    /// sync failed and the store is not reopened yet, or the owner does not answer. A client asks
-    /// its owner.
+    /// Returns the problem that prevents full use of the store, if any: a write or sync of its
+    /// owner failed and the store is not reopened yet, the owner does not answer, or this process
+    /// has closed or is leaving the store. A client asks its owner.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.shared.catalog.problem()

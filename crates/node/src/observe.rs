@@ -65,9 +65,9 @@ pub fn observe(dir: &Path) -> Result<Observed> {
 /// does not listen, the store's owner or directory changes in each attempt, or another thread of
 /// this process opens or closes the store; `Retry` also if the owner does not send its statistics
 /// within 30 seconds, if too many observers ask it, or if the owner and this build have no protocol
-/// version or format in common;
-/// `Invalid` if the directory belongs to another user or cannot be opened, if another user owns the
-/// store, or if this process has the store open.
+/// version or format in common, or if a file operation in the directory fails. `Invalid` if the
+/// directory does not exist, belongs to another user or cannot be read, if another user's process
+/// owns the store, or if this process has the store open.
 pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
     find(dir, &Some, &|_| Ok(None))
 }

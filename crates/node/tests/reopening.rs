@@ -396,7 +396,7 @@ fn takeover_on_failing_disk_misses_until_healed() {
 /// Makes all syncs of the index fail: the poisoned core is closed, and the next core cannot open
 /// the index.
 #[test]
-fn calls_miss_immediately_while_reopening() {
+fn lookups_and_puts_miss_immediately_while_reopening() {
     if !index_is_on_the_medium() {
         return;
     }
@@ -437,7 +437,7 @@ fn calls_miss_immediately_while_reopening() {
 }
 
 #[test]
-fn closing_does_not_wait_for_a_broken_disk() {
+fn close_on_a_broken_disk_fails_and_releases_the_lock() {
     for closed_core in [false, true] {
         if closed_core && !index_is_on_the_medium() {
             continue;

@@ -1,4 +1,5 @@
-//! Owners that are alive but do not respond because they are stopped, frozen or in a debugger.
+//! Processes that are alive but do not respond: owners and clients that are stopped, a next owner
+//! that does not listen, and an owner whose disk does not answer.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;

@@ -90,13 +90,13 @@ Examples:
 pub struct GcArgs {
     /// The remote's address
     pub address: RemoteAddress,
-    /// Remove objects whose last write or continuation is longer ago than this: 30d, 12h, 45m
+    /// Remove objects whose last write or continuation is longer ago than this: 30d, 12h, 45m, 90s
     #[arg(long, value_parser = age, required_unless_present = "budget")]
     pub max_age: Option<Duration>,
     /// Remove the oldest objects until at most this number of bytes is left
     #[arg(long, value_parser = size)]
     pub budget: Option<u64>,
-    /// Keep all objects younger than this age
+    /// Keep all objects younger than this age, written as for --max-age
     #[arg(long, default_value = "1h", value_parser = age)]
     pub grace: Duration,
     /// Remove nothing, and print what would be removed

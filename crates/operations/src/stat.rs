@@ -93,7 +93,7 @@ fn pieces(small: PiecePercentiles, large: PiecePercentiles) -> Option<String> {
     (!there.is_empty()).then(|| there.join("; "))
 }
 
-/// Formats the memory of the index and its ceiling.
+/// Formats the index's name, its memory, its bytes on disk, and its memory ceiling if it has one.
 fn index(s: &CatalogStats) -> String {
     let mut text = format!(
         "{}: {} of memory, {} on disk",

@@ -50,7 +50,8 @@ pub(crate) struct DeviceMove(MoveTicket);
 
 #[pymethods]
 impl Device {
-    /// Opens CUDA device `ordinal` with `staging` bytes of pinned memory.
+    /// Opens CUDA device `ordinal` with at least `staging` bytes of pinned memory; with `emulated`
+    /// a device that threads of this process emulate.
     #[staticmethod]
     #[pyo3(signature = (ordinal=0, *, staging=1 << 30, emulated=false))]
     fn open(py: Python<'_>, ordinal: u32, staging: usize, emulated: bool) -> PyResult<Self> {
@@ -81,8 +82,8 @@ impl Device {
         Ok(DevicePool(Arc::new(BlockMemory { device, pool })))
     }
 
-    /// Slots for `pages` pages of `page_bytes` bytes, or None if no memory became free in `timeout`
-    /// seconds, or the pages exceed the pinned memory.
+    /// Slots for `pages` pages of `page_bytes` bytes, or None if not enough memory became free in
+    /// `timeout` seconds, at most 30, or the pages exceed the pinned memory.
     #[pyo3(signature = (page_bytes, pages, *, timeout=0.0))]
     fn slots(
         &self,
@@ -193,8 +194,8 @@ impl DevicePages {
         self.blocks.len()
     }
 
-    /// Starts to copy slots to these blocks: bytes `part` of each page, after the work that stream
-    /// `after` has now.
+    /// Starts to copy slots to these blocks, after the work that stream `after` has now: of each
+    /// page the bytes from offset `part[0]` to below `part[1]`, or all bytes without `part`.
     #[pyo3(signature = (slots, *, part=None, after=None))]
     fn scatter(
         &self,
@@ -206,8 +207,8 @@ impl DevicePages {
         self.submit(slots, Direction::Scatter, part, after).or_raise(py)
     }
 
-    /// Starts to copy these blocks to slots: bytes `part` of each page, after the work that stream
-    /// `after` has now.
+    /// Starts to copy these blocks to slots, after the work that stream `after` has now; `part` as
+    /// in `scatter`.
     #[pyo3(signature = (slots, *, part=None, after=None))]
     fn gather(
         &self,

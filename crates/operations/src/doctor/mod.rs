@@ -41,7 +41,8 @@ pub struct DoctorArgs {
     /// Check a remote backend instead: its address, or MODULE:CLASS under Python
     #[arg(long, conflicts_with_all = ["dir", "capacity"])]
     pub backend: Option<RemoteAddress>,
-    /// With --backend: timeout in seconds of the conformance checks together, and of each transfer
+    /// With --backend: timeout in seconds, 1 to 3600, of the conformance checks together, and of
+    /// each transfer
     #[arg(long, default_value_t = 120, requires = "backend", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub timeout: u64,
     /// With DIR: check whether a store of this capacity fits

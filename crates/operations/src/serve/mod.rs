@@ -30,10 +30,11 @@ memory and limits.
 
 If another process owns the store, this command waits, and takes over when the owner ends; with
 --must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end the command: clients'
-calls finish, all puts are made durable, and a client takes over. If a disk is mounted over the
-directory, or the directory is replaced by another store's, this command opens the directory at the
-path again. Each change of the command's role is a line on standard output: `ready`, `waiting`,
-`failed`, `reopening`, `closed`; with --json one object per line.
+calls finish, all puts are made durable, and a client takes over; a second signal ends the command
+immediately. If a disk is mounted over the directory, or the directory is replaced by another
+store's, this command opens the directory at the path again. Each change of the command's role is a
+line on standard output: `ready`, `waiting`, `failed`, `reopening`, `closed`; with --json one object
+per line.
 
 --http answers over HTTP about the stores: /livez, /readyz, /metrics (OpenMetrics), /v1/stats,
 /v1/scopes, /v1/config, and /openapi.json, which describes all routes. Without --tokens the service
@@ -55,7 +56,7 @@ pub struct ServeArgs {
     /// The store's capacity: creates a missing store, resizes an existing store
     #[arg(long, value_parser = size)]
     pub capacity: Option<u64>,
-    /// When a put is complete: cache (once visible) or durable
+    /// When a put is complete: cache (once visible) or durable (once synced to disk)
     #[arg(long, default_value = "cache")]
     pub durability: String,
     /// The index: run, lsm, or run with a memory ceiling, such as run:8GiB

@@ -42,14 +42,14 @@ pub struct SimulateArgs {
     /// Traces to replay
     #[arg(value_name = "TRACE", required_unless_present = "generate")]
     pub traces: Vec<PathBuf>,
-    /// Capacities as shares of the footprint: 5% or 0.05
+    /// Capacities as shares of the footprint, above 0% and at most 100%: 5% or 0.05
     #[arg(long, value_delimiter = ',', default_value = "1%,5%,10%,30%", value_parser = capacity)]
     pub capacity: Vec<f64>,
     /// Eviction policies
     #[arg(long, value_delimiter = ',', default_value = "adaptive,lru,arc,2q,s3fifo,belady",
           value_parser = policy)]
     pub policy: Vec<SimPolicy>,
-    /// Share of the trace's requests, from its beginning, whose hits are not counted
+    /// Share of the trace's requests, from its beginning, whose hits are not counted: below 100%
     #[arg(long, default_value = "20%", value_parser = share)]
     pub warm_up: f64,
     /// The requests to replay: all, or one half as a separate trace
@@ -61,10 +61,10 @@ pub struct SimulateArgs {
     /// Write a chart of hit rate over capacity: an SVG file
     #[arg(long, value_name = "FILE", value_parser = picture)]
     pub chart: Option<PathBuf>,
-    /// Tokens per block [default: 512 in traces, 64 in generated workloads]
+    /// Tokens per block, 1 to 1048576 [default: 512 in traces, 64 in generated workloads]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub block_tokens: Option<u64>,
-    /// Bytes per token: the default is Llama-3-8B in bfloat16
+    /// Bytes of a token's keys and values, at most 1GiB: the default is Llama-3-8B in bfloat16
     #[arg(long, default_value = "128KiB", value_parser = size)]
     pub token_bytes: u64,
     /// Replay workloads generated from the parameters below
@@ -113,8 +113,8 @@ pub struct MultiRoundQaArgs {
     /// Tokens of an answer [default: 100]
     #[arg(long)]
     pub answer_tokens: Option<u64>,
-    /// Multiply each pause between two questions of a user by a random factor, uniform from 1 - J
-    /// to 1 + J; J from 0 (equal pauses, as in LMCache) to 1 [default: 0.5]
+    /// Multiply each pause between two questions of a user by a random factor, uniform from
+    /// 1 - JITTER to 1 + JITTER; from 0 (equal pauses, as in LMCache) to 1 [default: 0.5]
     #[arg(long)]
     pub jitter: Option<f64>,
     /// Number of requests [default: 14000]

@@ -48,18 +48,18 @@ pub struct PipelineArgs {
     /// The model that is prefilled
     #[arg(long, value_enum, default_value = "llama3-8b")]
     pub shape: ShapeName,
-    /// Tokens of a prompt, several separated by commas
+    /// Tokens of a prompt, 2 to 16777216; several separated by commas
     #[arg(long, value_delimiter = ',', default_value = "32768,131072",
           value_parser = clap::value_parser!(u64).range(2..=1 << 24))]
     pub tokens: Vec<u64>,
-    /// Shares of the prompt that are loaded
+    /// Shares of the prompt that are loaded, from 0% to below 100%
     #[arg(long, value_delimiter = ',', value_parser = share,
           default_value = "50%,75%,87.5%,93.75%,96.875%,98.4375%")]
     pub hit_rate: Vec<f64>,
     /// Rate from host memory to the device, in GB/s
     #[arg(long, default_value = "50", value_parser = positive)]
     pub link_gbs: f64,
-    /// Rate of disk reads that keep the disk busy, in GB/s
+    /// Rate of reads from the disk, with enough of them in flight to keep it busy, in GB/s
     #[arg(long, default_value = "25.9", value_parser = positive)]
     pub disk_gbs: f64,
     /// Rate from the disk to the device with copies that the CPU issues, in GB/s
@@ -68,7 +68,7 @@ pub struct PipelineArgs {
     /// Computing rate of long prompts, in TFLOP/s
     #[arg(long, default_value = "374", value_parser = positive)]
     pub tflops: f64,
-    /// Number of new tokens at which half of --tflops is reached
+    /// Number of new tokens, at most 8192, at which half of --tflops is reached
     #[arg(long, default_value = "440", value_parser = half_rate_tokens)]
     pub half_rate_tokens: f64,
     /// Price of the device, in dollars per hour

@@ -65,8 +65,8 @@ impl StoreCore {
         self.remove_victims(state, Some(slot), &victims)
     }
 
-    /// Chooses victims that hold at least `units` or [`STEP_UNITS`], whichever is less, or all
-    /// possible victims if they hold less. Chooses no run that is only on the `spared` volumes.
+    /// Chooses victims that hold at least `units` or [`STEP_UNITS`], whichever is less, or fewer
+    /// if the policy finds no further victim. Chooses no run that is only on the `spared` volumes.
     fn victims(
         &self,
         state: &mut State,

@@ -54,7 +54,8 @@ impl Retention {
         }
     }
 
-    /// Retains a run that a former owner retained until `end`.
+    /// Retains a run that a former owner retained until `end`, but at most [`RETENTION_MAX`] from
+    /// now.
     pub(crate) fn restore(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
         let end = end.min(self.clock.now().saturating_add(RETENTION_MAX));
         self.retain(run, slot, units, end);
