@@ -11,13 +11,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Restores into `dir`, which must be new or empty, the store whose other directories are `others`,
-/// with the pages in these directories: see [`Restore`]. `progress` receives the number of bytes
-/// searched and the total.
+/// Restores into `dir` the store whose other directories are `others`, with the pages in these
+/// directories: see [`Restore`]. `dir` must be new or empty, or hold an interrupted restore of this
+/// store. `progress` receives the number of bytes searched and the total.
 ///
 /// # Errors
-/// `Invalid` if a process is seen to use `others`, or owns the store in `dir`; errors of creating
-/// and locking `dir`; any error of [`Restore::plan`] and [`Restore::run`].
+/// `Invalid` if another process is seen to use `others`, if a process owns the store in `dir`, or
+/// if this process has it open; errors of creating and locking `dir`; any error of
+/// [`Restore::plan`] and [`Restore::run`].
 pub fn restore(
     dir: &Path,
     others: &[PathBuf],

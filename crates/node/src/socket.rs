@@ -127,8 +127,8 @@ pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Optio
 /// namespace.
 ///
 /// # Errors
-/// `Invalid`, naming the peer's user; [`OwnerLost`](crate::owner_lost::OwnerLost) if the kernel does
-/// not tell the peer's user.
+/// `Invalid`, naming the peer's user; [`OwnerLost`](crate::owner_lost::OwnerLost) if the kernel
+/// does not tell the peer's user.
 pub(crate) fn check_peer(socket: &impl AsFd) -> Result<i32> {
     let peer =
         getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| owner_lost(error.into()))?;

@@ -29,7 +29,7 @@ Examples:
 pub struct ConvertArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// The new index: run, lsm, or run with a memory ceiling, such as run:8GiB
+    /// The new index: run, lsm, or run with a memory ceiling of at least 16MiB, such as run:8GiB
     #[arg(long)]
     pub to: String,
 }

@@ -24,8 +24,8 @@ Examples:
   ritornello paths restore /nvme0/kv /nvme1/kv /nvme2/kv
   ritornello paths restore /nvme0/kv /nvme1/kv --json | jq .pages_salvaged")]
 pub struct RestoreArgs {
-    /// The store's new directory, which is new or empty: usually the lost directory's path, on a
-    /// new disk
+    /// The store's new directory, which is new or empty, or holds an interrupted restore of the
+    /// store: usually the lost directory's path, on a new disk
     pub dir: PathBuf,
     /// The store's other directories
     #[arg(required = true)]
@@ -42,8 +42,9 @@ struct Answer<'a> {
 /// Restores a store.
 ///
 /// # Errors
-/// If the directory is not empty, the other directories are not of one store or have no copies, a
-/// process uses the store, or a disk fails.
+/// If the directory has files that are not of an interrupted restore of the store, the other
+/// directories are not of one store or have no intact copy, the store's index is `memory` or not
+/// compiled in, a process uses the store, or a disk fails.
 pub(crate) fn run(context: &Context, args: &RestoreArgs) -> Result<Status, Failure> {
     let bar = progress::bar("salvaging");
     let restored = ritornello_node::restore(&args.dir, &args.others, &mut |done, total| {

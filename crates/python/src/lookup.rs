@@ -4,7 +4,8 @@ use pyo3::prelude::*;
 use ritornello_tiers::cache::{self, tier_name};
 use std::time::Duration;
 
-/// The result of a lookup.
+/// The result of a lookup. For a scope whose keys do not chain, all numbers count pages anywhere in
+/// the keys instead of leading pages.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Lookup(pub(crate) cache::Lookup);
 
@@ -46,8 +47,8 @@ impl Lookup {
     }
     /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
     /// computing all tokens that the engine lacks, without a load. `None` while the lookup is not
-    /// "ready", and if the lookup skipped the gate, the gate has no measurements, or the engine
-    /// already holds all found pages.
+    /// "ready", and if the lookup skipped the gate, no prefill was recorded yet, or no page was
+    /// found that the engine lacks.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
         let seconds = |took: Duration| took.as_secs_f64();

@@ -32,8 +32,8 @@ impl ParsedAddress {
     ///
     /// # Errors
     /// `Invalid` if `text` has no scheme, if its authority has an `@` or a colon, if an option has
-    /// no `=`, or if a decoded part is not UTF-8. Errors quote no option, because an option may be a
-    /// secret.
+    /// no `=`, or if a decoded part is not UTF-8. Errors quote no option, because an option may be
+    /// a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let (front, query) = text.split_once('?').unwrap_or((text, ""));
         let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {

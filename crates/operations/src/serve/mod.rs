@@ -59,7 +59,8 @@ pub struct ServeArgs {
     /// When a put is complete: cache (once visible) or durable (once synced to disk)
     #[arg(long, default_value = "cache")]
     pub durability: String,
-    /// The index: run, lsm, or run with a memory ceiling, such as run:8GiB
+    /// The index: run, lsm, memory, or run with a memory ceiling of at least 16MiB, such as
+    /// run:8GiB [default: the store's index; run for a new store]
     #[arg(long)]
     pub index: Option<String>,
     /// Codec of pages: raw, split, zstd, int8 or int4

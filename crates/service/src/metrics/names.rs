@@ -52,7 +52,7 @@ names! {
     CAPACITY = ("capacity", Bytes, "Maximum of segments and metadata");
     ALLOCATED = ("allocated", Bytes, "Bytes of segment files and of the index's files");
     USED = ("used", Bytes, "Bytes held by runs");
-    FREE = ("free", Bytes, "Free bytes in existing segments");
+    FREE = ("free", Bytes, "Free bytes in existing segments that are not being emptied");
     RESERVE = ("reserve", Bytes, "Bytes that are kept free");
     LIMBO = ("limbo", Bytes, "Freed bytes that are not reused before the next sync");
     DEFERRED = ("deferred", Bytes, "Bytes of removed runs that are freed when their leases end");

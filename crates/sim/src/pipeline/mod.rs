@@ -218,7 +218,8 @@ impl Prefill {
     }
 
     /// Returns the largest hit rate at which reading a layer takes no longer than computing a
-    /// layer, so that computing waits only for the first layer. `None` if `transfer` is not layered.
+    /// layer, so that computing waits only for the first layer. `None` if `transfer` is not
+    /// layered.
     #[must_use]
     pub fn crossover(&self, transfer: &Transfer, tokens: f64) -> Option<f64> {
         let hidden = |hit: f64| {

@@ -177,8 +177,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Reports, before the commit, the volumes on which writes of a reservation failed. If a volume
-    /// fails the writes of several puts in succession, later puts avoid it.
+    /// Reports, before the commit, the volumes on which writes of a reservation failed. If 8 runs
+    /// in succession cannot be written to a volume, later puts avoid it while another can be used.
     fn report_failed_writes(&self, reservation: u64, volumes: &[u8]) -> Result<()> {
         let volumes = Cow::Borrowed(volumes);
         let request = Request::ReportFailedWrites { reservation, volumes };
