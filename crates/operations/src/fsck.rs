@@ -1,4 +1,5 @@
-//! `ritornello fsck`: reads and verifies every page of a store that no process uses.
+//! `ritornello fsck`: reads and verifies the pages of a store that no process uses, except pages in
+//! absent directories.
 
 use clap::Args;
 use ritornello_store::Verification;
@@ -13,9 +14,9 @@ use std::path::{Path, PathBuf};
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Pages that fail verification are listed, and removed from the index with the pages that follow them;
-gets never deliver them. Exit code 0: clean; 1: some pages failed verification, or opening the store
-repaired damage.
+Pages that fail verification or cannot be read are listed, and removed from the index with the pages
+that follow them; gets never deliver them. Pages in absent directories are not read, and stay. Exit
+code 0: clean; 1: some pages failed or could not be read, or opening the store repaired damage.
 
 --salvage then searches all segments for pages missing in the index (because it was damaged or
 deleted) and restores the pages that verify. Dropped scopes stay dropped.
@@ -32,7 +33,7 @@ pub struct FsckArgs {
     pub salvage: bool,
 }
 
-/// Maximum number of findings in text output; `--json` lists all.
+/// Maximum number of findings in text output; `--json` lists the first 10,000.
 const FINDINGS_SHOWN: usize = 20;
 /// The key in `dropped_at_open` of pages of a scope that was dropped before a crash. The crash
 /// undid their removal from the index, and opening the store removed them again: they are not
@@ -42,8 +43,8 @@ const HARMLESS: &str = "dropped_scope";
 #[derive(Serialize)]
 struct Answer<'a> {
     dir: &'a Path,
-    /// Whether no page failed verification or was dropped, and opening the store repaired no
-    /// damage.
+    /// Whether no page failed verification, was unreadable or was dropped, and opening the store
+    /// repaired no damage.
     clean: bool,
     #[serde(flatten)]
     verification: &'a Verification,
@@ -52,7 +53,7 @@ struct Answer<'a> {
     dropped_at_open: &'a BTreeMap<String, u64>,
 }
 
-/// Reads and verifies every page.
+/// Reads and verifies every page outside absent directories.
 ///
 /// # Errors
 /// If the store is in use, or cannot be opened, verified or closed.

@@ -146,8 +146,8 @@ struct StatReport<'a> {
     youngest: Option<u64>,
     /// Number and bytes of objects of other format versions, by version.
     other_versions: &'a BTreeMap<String, (u64, u64)>,
-    /// The first names that belong to no version of the format; `strange_names` is the number of
-    /// all such names.
+    /// The first 1,000 names that belong to no version of the format; `strange_names` is the number
+    /// of all such names.
     strange: &'a [String],
     strange_names: u64,
 }

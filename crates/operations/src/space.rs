@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A smaller store keeps the most recently used pages: they are moved out of the segments to be
-removed, and all other pages are evicted. Leased and retained pages must fit. The command ends when
-the files are removed; if it is interrupted, the store's owner continues.
+removed, and all other pages are evicted. Leased and retained pages, and pages being written, may
+take at most 95 % of the new capacity. The command ends when the files are removed; if it is
+interrupted, the store's owner continues.
 
 Pass the new capacity to Store.open too, or no capacity: an owner resizes the store to the capacity
 that it is given.
@@ -101,8 +102,8 @@ Examples:
 /// Arguments of `destroy`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Removes the files of the store in all its directories, and no other file. The command refuses to run
-while a process owns the store.
+Removes the files of the store in all its directories that are present, and its policy.toml; other
+files stay. The command refuses to run while a process owns the store.
 
 Examples:
   ritornello destroy /nvme/kv

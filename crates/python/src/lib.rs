@@ -76,7 +76,8 @@ mod _core {
     }
 }
 
-/// Removes the files of the store in `path`, which no process may have open.
+/// Removes the store in `path`, which no process may have open: its files in all its directories
+/// that are present.
 #[pyfunction]
 fn destroy(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     py.detach(|| ritornello_node::destroy(&path)).or_raise(py)
