@@ -243,9 +243,12 @@ impl NodeDirectory {
                 .with("dir", self.path.display()));
             }
             Err(error) => {
-                return Err(Error::retry("the target of the store's path cannot be determined")
-                    .with("dir", self.path.display())
-                    .because(error));
+                return Err(Error::retry(
+                    "the target of the store's path cannot be determined: check the path's file \
+                     system, and open the store again",
+                )
+                .with("dir", self.path.display())
+                .because(error));
             }
         }
         self.lock.try_acquire(self.dir())
@@ -291,9 +294,11 @@ pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
         }
         io::ErrorKind::StorageFull => "the disk is full: free some space and open again",
         _ => {
-            return Error::retry("a file operation in the store's directory failed")
-                .with("dir", path.display())
-                .because(error);
+            return Error::retry(
+                "a file operation in the store's directory failed: check its disk, and try again",
+            )
+            .with("dir", path.display())
+            .because(error);
         }
     };
     Error::invalid(advice).with("dir", path.display()).because(error)

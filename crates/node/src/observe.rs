@@ -144,13 +144,15 @@ fn read_unowned<T>(
 }
 
 fn changed() -> Error {
-    Error::retry("the store's directory or its owner changed while the store's files were read")
+    Error::retry(
+        "the store's directory or its owner changed while the store's files were read: try again",
+    )
 }
 
 fn not_listening(owner: LockHolder, error: Error) -> Error {
     Error::retry(
         "a process holds the store's lock and does not listen: it starts, stops or recovers, or it \
-         is a command that works on the store",
+         is a command that works on the store; try again later",
     )
     .with("pid", owner.0)
     .because(error)

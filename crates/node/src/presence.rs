@@ -134,9 +134,8 @@ pub(crate) fn random_name() -> Result<String> {
             Ok(count) => filled += count,
             Err(Errno::INTR) => {}
             Err(error) => {
-                return Err(
-                    Error::retry("the kernel gave no random bytes").because(io::Error::from(error))
-                );
+                return Err(Error::retry("the kernel gave no random bytes: try again")
+                    .because(io::Error::from(error)));
             }
         }
     }

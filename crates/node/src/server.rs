@@ -121,7 +121,8 @@ impl Server {
 }
 
 fn no_thread(error: std::io::Error) -> Error {
-    Error::retry("the store's server cannot start").because(error)
+    Error::retry("the store's server cannot start: check the limits of threads and open files")
+        .because(error)
 }
 
 struct Acceptor {
@@ -281,9 +282,10 @@ fn admit(
     // The owner grants space only to a client that holds the lock on its name: the owner learns
     // from this lock when the client has died.
     if !presence::is_alive(directory, &hello.name) {
-        return Err(
-            Error::retry("the client's file under clients/ is not locked").with("pid", hello.pid)
-        );
+        return Err(Error::retry(
+            "the client's file under clients/ is not locked: open the store again",
+        )
+        .with("pid", hello.pid));
     }
     tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "a client greeted");
     let registered = guard.register(&hello.name, pid, hello.first)?;

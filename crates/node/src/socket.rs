@@ -48,8 +48,10 @@ impl Listener {
     /// Listens in `directory` and replaces the socket of a former owner. The caller holds
     /// the store's lock.
     pub(crate) fn bind(directory: &NodeDirectory) -> Result<Self> {
-        let failed =
-            |error: io::Error| Error::retry("the store's socket cannot be created").because(error);
+        let failed = |error: io::Error| {
+            Error::retry("the store's socket cannot be created: check the store's directory")
+                .because(error)
+        };
         // Bind the socket under a temporary name, and rename it once it listens, so that a client
         // that finds the socket can connect.
         let temporary = format!("{NAME}.{}", &random_name()?[..SUFFIX]);

@@ -211,7 +211,7 @@ fn permissions_are_those_of_the_opened_store() {
 }
 
 #[test]
-fn client_of_a_moved_store_opens_more_connections() {
+fn client_of_a_moved_store_makes_concurrent_calls() {
     let root = tempfile::tempdir().unwrap();
     let (dir, away) = (root.path().join("store"), root.path().join("away"));
     let mut owner = Helper::opened(&dir);

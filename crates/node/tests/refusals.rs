@@ -74,7 +74,7 @@ fn without_capacity_no_store_is_created() {
 }
 
 #[test]
-fn too_small_capacity_creates_no_store() {
+fn too_small_capacity_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     refused(&Options { capacity: Some(MIB), ..options(dir.path()) }, "capacity");
     open(&options(dir.path())).unwrap();

@@ -202,7 +202,9 @@ pub(crate) fn stats_of<'py>(
     stats: &impl serde::Serialize,
 ) -> PyResult<Bound<'py, PyDict>> {
     let text = serde_json::to_string(stats)
-        .map_err(|error| Error::fatal("the statistics cannot be written as JSON").because(error))
+        .map_err(|error| {
+            Error::fatal("the statistics cannot be written as JSON: report this").because(error)
+        })
         .or_raise(py)?;
     Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
 }

@@ -37,7 +37,8 @@ impl BaselineClient {
         let factory = builders::factory(address)?;
         let runtime = Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.map_err(|error| {
-            Error::retry("threads for the client cannot be started").because(error)
+            Error::retry("threads for the client cannot be started: check the limit of threads")
+                .because(error)
         })?;
         Ok(Self { store: factory.build()?, factory, runtime })
     }

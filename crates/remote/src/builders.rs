@@ -35,9 +35,12 @@ impl ClientFactory {
         // stays in use.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
-            Error::invalid("the remote's client cannot be built from this configuration")
-                .with("remote", &self.name)
-                .because(error_map::without_secrets(&error.to_string()))
+            Error::invalid(
+                "the remote's client cannot be built: correct the options of the address, or the \
+                 variables of the environment",
+            )
+            .with("remote", &self.name)
+            .because(error_map::without_secrets(&error.to_string()))
         })
     }
 }
@@ -89,9 +92,10 @@ pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
         #[cfg(feature = "azure")]
         "az" => azure(address, options)?,
         _ => {
-            return Err(
-                Error::invalid("this object store is not compiled in").with("address", name)
-            );
+            return Err(Error::invalid(
+                "this object store is not compiled in: use a build with its cargo feature",
+            )
+            .with("address", name));
         }
     };
     if readable && !allow_http {

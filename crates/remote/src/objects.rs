@@ -78,7 +78,8 @@ impl ObjectBackend {
             .enable_all()
             .build()
             .map_err(|error| {
-                Error::retry("threads for the remote cannot be started").because(error)
+                Error::retry("threads for the remote cannot be started: check the limit of threads")
+                    .because(error)
             })?;
         let made = Arc::new(Client {
             process: process::id(),

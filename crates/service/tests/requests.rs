@@ -59,7 +59,7 @@ const ROUTES: [(&str, &str); 12] = [
 ];
 
 #[test]
-fn other_hosts_and_origins_get_no_answers() {
+fn other_hosts_are_refused_and_no_origin_is_allowed() {
     let service = service();
     let address = service.address();
     let port = address.port();

@@ -62,7 +62,7 @@ fn lines(name: &str, mut source: impl BufRead, bad_lines: BadLines) -> Result<Tr
         line.clear();
         let length = source.read_until(b'\n', &mut line);
         let length = length.map_err(|error| {
-            Error::invalid("the trace cannot be read to its end")
+            Error::invalid("the trace cannot be read to its end: check the file")
                 .with("line", number)
                 .because(error)
         })?;
@@ -83,7 +83,7 @@ fn lines(name: &str, mut source: impl BufRead, bad_lines: BadLines) -> Result<Tr
     }
     let trace = builder.finish();
     if trace.references() == 0 {
-        return Err(Error::invalid("the trace has no blocks in it")
+        return Err(Error::invalid("the trace has no blocks: name a trace with hash_ids")
             .with("requests", trace.requests())
             .with("skipped_lines", trace.skipped().len()));
     }

@@ -111,9 +111,11 @@ impl<'t> SimIndex<'t> {
         let removed = first + keep as usize..first + pages as usize;
         for &block in &self.trace.blocks()[removed] {
             if self.children[block as usize] > 0 {
-                return Err(Error::fatal("the policy cut a page that is the parent of a run")
-                    .with("run", run.0)
-                    .with("keep", keep));
+                return Err(Error::fatal(
+                    "the policy cut a page that is the parent of a run: report this",
+                )
+                .with("run", run.0)
+                .with("keep", keep));
             }
             self.locations[block as usize].0 = NONE;
         }

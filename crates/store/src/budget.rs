@@ -11,7 +11,7 @@ const FIXED_METADATA: u64 = 1 << 20;
 /// The records of live scopes take at most 1/`REGISTRY_SHARE` of the capacity, within
 /// [`REGISTRY_MIN`] and [`REGISTRY_MAX`].
 const REGISTRY_SHARE: u64 = 4096;
-/// Minimum bytes of the records of live scopes: about a thousand scopes.
+/// Minimum bytes of the records of live scopes: 512 bytes for each of 512 scopes.
 const REGISTRY_MIN: u64 = 256 << 10;
 /// Maximum bytes of the records of live scopes: 512 bytes for each of the maximum of 65,536 scopes.
 const REGISTRY_MAX: u64 = 32 << 20;

@@ -115,7 +115,10 @@ pub(crate) fn convert(
     directory.repair_markers(manifest, &found);
     let segments = directory.open_segments(manifest, &found, IoChoice::Auto)?;
     if let Some((_, why)) = segments.unusable_dirs().pop() {
-        return Err(Error::retry("a volume of the store cannot be used now").with("why", why));
+        return Err(Error::retry(
+            "a volume of the store cannot be used now: check its disk, and convert again",
+        )
+        .with("why", why));
     }
     segments.sync(&segments.existing()?)?;
     let made = (|| {

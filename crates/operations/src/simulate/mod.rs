@@ -112,9 +112,8 @@ fn warn(trace: &Trace) {
 
 fn rows(trace: &Trace, args: &SimulateArgs, block_bytes: u64) -> Result<Vec<Row>> {
     if trace.references() == 0 {
-        return Err(
-            Error::invalid("this part of the trace has no blocks").with("trace", trace.name())
-        );
+        return Err(Error::invalid("this part of the trace has no blocks: replay the whole trace")
+            .with("trace", trace.name()));
     }
     let (requests, cases) = (trace.requests() as u64, args.policy.len() * args.capacity.len());
     let bar = progress::steps(requests * cases as u64);

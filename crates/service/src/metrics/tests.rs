@@ -118,7 +118,7 @@ fn failed_observation_is_not_up() {
 }
 
 #[test]
-fn every_counter_of_the_owner_has_a_series() {
+fn every_counter_but_the_sum_of_refusals_has_a_series() {
     let counters = ritornello_store::Counters::default().snapshot();
     let mut stats = CatalogStats { counters, ..CatalogStats::default() };
     // Give each counter a distinct value, so that the text shows which counters have a series.

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn only_equal_seeds_give_equal_traces() {
+    fn seeds_reproduce_traces() {
         let seeded = |seed| {
             let trace = MultiRoundQa { seed, requests: 500, ..MultiRoundQa::default() };
             let trace = trace.generate().unwrap();
