@@ -52,7 +52,8 @@ pub fn run(
 fn advice(inventory: ritornello_format::Result<Inventory>) -> Vec<String> {
     let Ok(inventory) = inventory else {
         return vec![
-            "the backend's objects cannot be listed: `ritornello remote stat`, `remote fsck` and `remote gc` need the list"
+            "the backend's objects cannot be listed: `ritornello remote stat`, `remote fsck` and \
+             `remote gc` need the list"
                 .to_owned(),
         ];
     };
