@@ -58,7 +58,7 @@ fn unmounted_volume_is_reattached_while_open() {
 }
 
 #[test]
-fn unmounted_volume_is_whole_at_next_opening() {
+fn remounted_volume_returns_all_but_deleted_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/a")).unwrap();

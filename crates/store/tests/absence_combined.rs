@@ -101,7 +101,7 @@ fn absent_segments_count_towards_the_capacity() {
 }
 
 /// The store gives up a segment that it could not open and whose file was removed: its pages can be
-/// put again, and the store does not stay degraded.
+/// put again.
 #[test]
 fn absent_segment_without_file_is_given_up() {
     let disk = SimDisk::new(64 * MIB);

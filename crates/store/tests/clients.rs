@@ -25,7 +25,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 }
 
 #[test]
-fn only_its_client_ends_a_reservation() {
+fn other_clients_cannot_end_a_reservation() {
     // The liveness check reports every client as alive, so a disconnected client's reservations
     // stay withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));

@@ -1,5 +1,6 @@
-//! Encoded pages, end to end: gets return the pages put, pages take less space, and a later owner
-//! and a client read pages of every lossless codec.
+//! Encoded pages, end to end: gets return the pages put, exactly or (with the lossy codecs)
+//! approximately, pages take less space, and a later owner and a client read pages of every
+//! lossless codec.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -312,7 +313,8 @@ fn parts_of_a_durable_put_share_sync_rounds() {
     let syncs = || open.store.stats().unwrap().catalog.counters["syncs"];
     let before = syncs();
     put_all(&open.store, &scope, &keys, 0);
-    // The put has parts of 8, 16, 16 and 4 MiB.
+    // The put has parts of 25, 51, 51 and 13 pages of 320 KiB: the first of at most 8 MiB, the
+    // others of at most 16 MiB.
     assert!(syncs() - before < 4, "the put took {} sync rounds", syncs() - before);
     let after = disk.crash(7);
     open.forget();

@@ -228,7 +228,7 @@ mod lsm {
         assert!(!files(dir.path(), Backend::Run), "the unfinished index must be removed");
     }
 
-    /// Not a test: the process that [`kill_at_any_moment_leaves_one_index`] kills.
+    /// Not a test: the process that [`killed_conversion_keeps_every_run`] kills.
     #[test]
     fn converting_child() {
         let Some(dir) = std::env::var_os("RITORNELLO_TEST_CONVERTED_DIR") else { return };
@@ -263,7 +263,7 @@ mod lsm {
     }
 
     #[test]
-    fn kill_at_any_moment_leaves_one_index() {
+    fn killed_conversion_keeps_every_run() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), FEW);
         kill_after(dir.path(), "done", Duration::ZERO);

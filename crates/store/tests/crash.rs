@@ -157,10 +157,10 @@ proptest! {
     }
 }
 
-/// The store does not reuse space that an eviction freed before the eviction is durable. After a
-/// crash the evicted pages are present again, and deliver their bytes instead of misses.
+/// The store does not reuse space that an eviction freed before the eviction is durable, because a
+/// crash can undo the eviction: every page that a probe finds after the crash is delivered.
 #[test]
-fn evictions_undone_by_a_crash_deliver_their_pages() {
+fn pages_found_after_undone_evictions_are_delivered() {
     for seed in 0..30 {
         let disk = SimDisk::new(64 << 20);
         let opts = options(Path::new("/store"), 8);

@@ -89,7 +89,7 @@ fn compare(what: &str, mut wait: impl FnMut(u64) -> Duration) {
 }
 
 #[test]
-fn retentions_expire_in_steps() {
+fn all_retentions_lapse_in_one_pass() {
     static TIME: AtomicU64 = AtomicU64::new(1000);
     let (open, catalog) = open(|| TIME.load(Ordering::Relaxed));
     let mut put = 0;
@@ -106,7 +106,7 @@ fn retentions_expire_in_steps() {
 }
 
 #[test]
-fn retention_share_shrinks_in_steps() {
+fn zero_retention_limit_ends_all_retentions() {
     let (open, catalog) = open(|| 1000);
     let mut put = 0;
     compare("smaller share of retentions", |runs| {
@@ -122,7 +122,7 @@ fn retention_share_shrinks_in_steps() {
 }
 
 #[test]
-fn quota_is_applied_in_steps() {
+fn new_quota_keeps_the_last_put_pages() {
     let (open, catalog) = open(|| 1000);
     let mut put = 0;
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
@@ -149,7 +149,7 @@ fn quota_is_applied_in_steps() {
 }
 
 #[test]
-fn scope_is_dropped_in_steps() {
+fn dropped_scope_leaves_no_pages() {
     let (open, catalog) = open(|| 1000);
     compare("drop of a scope", |runs| {
         let scope = commit_single_page_runs(&catalog, &unchained(64), 0..runs, 0);
@@ -163,8 +163,8 @@ fn scope_is_dropped_in_steps() {
     open.close();
 }
 
-/// A quota gives its scope an eviction policy, which is built in steps. Uses, puts and deletions
-/// between the steps take effect in this policy.
+/// A quota gives its scope an eviction policy, which is built in steps. Uses, puts and deletions of
+/// another thread, which may come between the steps, take effect in this policy.
 #[test]
 fn quota_set_under_traffic_holds() {
     let (open, catalog) = open(|| 1000);

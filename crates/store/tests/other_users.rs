@@ -74,7 +74,7 @@ fn volume_of_another_user_is_absent() {
     give_to(&volume, OTHER_USER);
     let before = fs::read_dir(&volume).unwrap().count();
     let open = reopened(root.path());
-    assert!((1..PAGES).contains(&found(&open)), "only the volume /a must serve its pages");
+    assert!((1..PAGES).contains(&found(&open)), "only the volume a must serve its pages");
     assert!(reasons(&open).contains("belongs to another user"), "{}", reasons(&open));
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 4), None).pages, 4);
     assert_eq!(

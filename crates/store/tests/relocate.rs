@@ -76,7 +76,7 @@ fn damaged_pages_are_not_moved() {
     assert!(stats.counters["damaged_pages"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
     // The run with the damaged page lost this page and the pages after it: its first four pages
-    // remain. All other runs were moved whole.
+    // remain. All other runs are whole.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();
     hits.sort_unstable();
     assert_eq!((hits[0], &hits[1..]), (4, &[8; 19][..]));

@@ -587,8 +587,8 @@ fn unsuitable_directories_are_refused() {
     refused(&disk, &OTHERS, "not empty");
 }
 
-/// A restore ends at any of its operations, by an error and a power failure. Until the restore is
-/// repeated, no store is opened or created in the directory.
+/// A restore ends at one of many of its operations, by an error and a power failure. Until the
+/// restore is repeated, an opening fails, or finds all pages because the restore was complete.
 #[test]
 fn interrupted_restore_can_be_repeated() {
     let disk = SimDisk::new(96 * MIB);

@@ -124,7 +124,7 @@ fn settings_survive_power_loss_until_the_drop() {
 }
 
 #[test]
-fn only_the_reserver_ends_a_reservation() {
+fn client_of_another_name_cannot_end_a_reservation() {
     let dir = tempfile::tempdir().unwrap();
     // The liveness check reports every client as alive.
     let core =

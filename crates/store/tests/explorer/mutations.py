@@ -297,8 +297,15 @@ def run(copy: pathlib.Path, mutation: Mutation | None, states: int, start: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--states", type=int, default=30_000, help="crash states per mutation")
-    parser.add_argument("--from", type=int, default=0, dest="start", help="the first seed")
+    parser.add_argument(
+        "--states",
+        type=int,
+        default=30_000,
+        help="crash states per mutation (default: 30000)",
+    )
+    parser.add_argument(
+        "--from", type=int, default=0, dest="start", help="the first seed (default: 0)"
+    )
     parser.add_argument(
         "--only", action="append", help="name of a mutation to run; may be repeated"
     )

@@ -67,7 +67,8 @@ pub enum Operation {
     AdvanceClock {
         hours: u64,
     },
-    /// Kills the process within `operation` or the flush after it; the disk keeps its power.
+    /// Kills the process within `operation`, or the puts and the flush after it; the disk keeps its
+    /// power.
     Kill {
         operation: Box<Operation>,
         after: u64,

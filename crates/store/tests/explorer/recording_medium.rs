@@ -34,8 +34,9 @@ struct Recorder {
     failing_open: Option<u64>,
     /// An action, and the number of changes until it runs.
     concurrent_action: Option<(u64, Action)>,
-    /// Digest of the changes to the disk, in order: their kinds, offsets and lengths, and the paths
-    /// of renames and of synced directories, without the bytes written.
+    /// Digest of the changes to the disk, in order: their kinds, offsets and lengths, the
+    /// extensions of created files, and the paths of renames and of synced directories, without the
+    /// bytes written.
     changes_digest: DefaultHasher,
 }
 
