@@ -3,12 +3,12 @@
 //! ```text
 //! MANIFEST        the store's description     replaced as a whole, for example at open
 //! MANIFEST.copy   a copy of MANIFEST          replaced before MANIFEST
-//! SCOPES          the scope registry          appended, replaced when mostly obsolete
-//! RESERVATIONS    space clients write to      appended, replaced at open or when mostly obsolete
+//! SCOPES          the scope registry          appended or replaced, see `registry_file`
+//! RESERVATIONS    space clients write to      appended or replaced, see `core::reservations`
 //! policy.toml     permissions                 written by operators only, see `permissions`
 //! index/          files of the index backend
-//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`; there
-//!                                             with copies, see `volume_copies`
+//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`;
+//!                                             there with copies, see `volume_copies`
 //! ```
 
 use crate::budget::Budget;

@@ -53,9 +53,9 @@ pub(crate) enum JobKind {
     Put,
 }
 
-/// The threads that work on tickets, gets before puts. A `ThreadPool` does not suffice: gets and
-/// puts share threads but have separate queues, closing waits for running tickets and ends waiting
-/// tickets, and stalled volumes must not take all threads.
+/// The threads that work on tickets, gets before puts. A `ritornello_volume::ThreadPool` does not
+/// suffice: gets and puts share threads but have separate queues, closing waits for running tickets
+/// and ends waiting tickets, and stalled volumes must not take all threads.
 pub(crate) struct IoThreads {
     shared: Arc<Shared>,
 }

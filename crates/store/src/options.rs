@@ -22,8 +22,9 @@ const INDEX_MEMORY_MIN: u64 = 16 << 20;
 /// When a put is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// A put is complete when its pages are visible. The next sync, after about `sync_interval`
-    /// or in `flush`, lets the pages survive a crash of the owner's process and a power loss.
+    /// A put is complete when its pages are visible. The next sync, in the background
+    /// ([`Options::sync_interval`]) or in `flush`, lets the pages survive a crash of the owner's
+    /// process and a power loss.
     #[default]
     Cache,
     /// A put is complete when its pages survive a power loss.
@@ -71,7 +72,8 @@ pub enum IndexKind {
 /// `run:8GiB`.
 ///
 /// # Errors
-/// `Invalid`, listing the names.
+/// `Invalid` for an unknown name, listing the names; for a malformed size; for a ceiling of another
+/// index, or below 16 MiB.
 pub fn parse_index(word: &str) -> Result<(IndexKind, Option<u64>)> {
     let Some((name, size)) = word.split_once(':') else {
         return IndexKind::parse(word).map(|kind| (kind, None));

@@ -62,10 +62,10 @@ impl Restore {
     /// restore the store in `dir`. Changes nothing.
     ///
     /// # Errors
-    /// `Invalid` if `dir` has files, unless a restore of this store was interrupted there; if
-    /// `others` are not directories of one store, or one is inside another; if none has an intact
-    /// copy; if a copy is of another format version; if the store's index is `memory` or not
-    /// compiled in. File-system errors.
+    /// `Invalid` if `dir` holds a store, `index`, `segments` or a file that no store has, unless a
+    /// restore of this store was interrupted there; if `others` are not directories of one store,
+    /// or one is inside another; if none has an intact copy; if a copy is of another format
+    /// version; if the store's index is `memory` or not compiled in. File-system errors.
     pub fn plan(medium: &Arc<dyn Medium>, dir: &Path, others: &[PathBuf]) -> Result<Self> {
         let directory = Directory::new(Arc::clone(medium), dir);
         let further_dirs = Some(others.to_vec());
@@ -196,8 +196,9 @@ fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
 }
 
 /// Returns a key that orders copies of the manifest by age. Copies of one owner have equal epochs,
-/// and almost always equal generations. Three values distinguish them, because they never decrease:
-/// the counts of volumes and of retired volumes, and each volume's first segment number.
+/// and almost always equal generations. Then the counts of volumes and of retired volumes order
+/// them, which never decrease, and at equal counts the sum of the volumes' first segment numbers,
+/// which decreases only when a volume is retired.
 fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
     let volumes = &copy.volumes;
     let retired = volumes.iter().filter(|volume| volume.is_retired()).count();

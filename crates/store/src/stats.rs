@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
-    /// Number of times that an owner opened the store, including the current opening.
+    /// Number of times that an owner opened the store, including the current opening; each restore
+    /// adds 65,536.
     pub owner_epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,
@@ -316,7 +317,7 @@ pub struct AdmissionStats {
     pub ghost_pages: u64,
 }
 
-/// The I/O of this process.
+/// The I/O of the owner's process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IoStats {
     /// `uring`, `pool`, `buffered` or `mapped`; `simulated` in tests.
@@ -368,7 +369,7 @@ counters! {
     refused_metadata,
     /// Pages refused because of the scope's quota.
     refused_quota,
-    /// Pages refused because they were put for the first time.
+    /// Pages refused because admission remembers no earlier put of them.
     refused_admission,
     /// Pages refused because the write budget is used up.
     refused_write_budget,
@@ -376,7 +377,8 @@ counters! {
     refused_index_memory,
     /// Pages refused because they are stored in absent space.
     refused_absent_space,
-    /// New scopes refused because the registry is full of scopes that hold pages.
+    /// New scopes refused because the registry has no room for them, also after empty scopes are
+    /// dropped, or because all scope numbers are used up.
     refused_scopes,
     /// Empty scopes that a full registry dropped.
     scopes_dropped,

@@ -115,8 +115,9 @@ impl Store {
     }
 
     /// Returns a batch of a scope's keys: whole runs, oldest first, until the batch has at least
-    /// `limit` keys. `after` is zero for the first batch, then `last` of the previous batch. Pages
-    /// added or removed concurrently may or may not be included.
+    /// `limit` or 16,384 keys, whichever is less, or the scope has no further run. `after` is zero
+    /// for the first batch, then `last` of the previous batch. Pages added or removed concurrently
+    /// may or may not be included.
     ///
     /// # Errors
     /// Like `probe`.
@@ -124,12 +125,13 @@ impl Store {
         self.with_scope(scope, KeyListing::default(), |s| self.catalog.keys(s, after, limit))
     }
 
-    /// Changes capacity or directories of a store in use. Returns when the change is complete.
+    /// Changes capacity or directories of a store in use. Returns when the change is complete;
+    /// after adding a directory, without waiting for segments to be emptied.
     ///
     /// # Errors
-    /// `Retry` if the change takes longer than about four minutes: it then continues in the
-    /// background. `Retry` while the store is poisoned; `Invalid` if the change is impossible, or
-    /// the policy denies it to clients; `Closed`; connection errors.
+    /// `Retry` if the change takes longer than four minutes: it then continues in the background.
+    /// `Retry` while the store is poisoned; `Invalid` if the change is impossible, or the policy
+    /// denies it to clients; `Closed`; connection errors.
     pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
         self.catalog.change_capacity(change)

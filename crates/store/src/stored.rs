@@ -15,7 +15,8 @@ use std::path::Path;
 pub struct StoredStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
-    /// Number of openings by an owner; zero if the creation or restore of the store has not ended.
+    /// Number of openings by an owner, plus 65,536 for each restore; zero if the creation or
+    /// restore of the store has not ended.
     pub owner_epoch: u32,
     /// Whether the last owner closed the store, and all changes were durable then.
     pub clean: bool,
@@ -31,7 +32,8 @@ pub struct StoredStats {
     pub segments: u64,
     /// The directories of the segments.
     pub paths: Vec<StoredVolume>,
-    /// Registered scopes; `None` if the registry is missing, damaged or cannot be read.
+    /// Registered scopes; `None` if the registry is damaged or cannot be read, or is missing
+    /// although the store has segments or pages.
     pub scopes: Option<u64>,
     /// The scopes that were registered first, at most [`SCOPES_SHOWN`].
     pub first_scopes: Vec<StoredScope>,

@@ -67,7 +67,7 @@ impl Store {
     /// stored.
     ///
     /// # Errors
-    /// Like `submit_put`.
+    /// Like `submit_put`, and like [`Store::probe`].
     pub fn submit_put_copy(
         self: &Arc<Self>,
         scope: Arc<Scope>,
@@ -85,7 +85,7 @@ impl Store {
     /// A put that ends because the store closes, or by a panic, does not call `left`.
     ///
     /// # Errors
-    /// Like `submit_put`.
+    /// Like `submit_put_copy`.
     pub fn submit_put_copy_or(
         self: &Arc<Self>,
         scope: Arc<Scope>,

@@ -116,7 +116,8 @@ impl Ticket {
         self.shared.cancelled.store(true, Ordering::Release);
     }
 
-    /// Waits for the outcome, at most `timeout`.
+    /// Waits for the outcome, at most `timeout`, or without a limit if `timeout` is `None`. Returns
+    /// `None` on timeout.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> Option<Arc<Outcome>> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -132,9 +133,10 @@ impl Ticket {
         outcome.clone()
     }
 
-    /// Waits, at most `timeout`, until section `number` and all earlier sections of all pages have
-    /// arrived, or the ticket is done. Returns `false` on timeout. Arrived sections may be read;
-    /// the buffers remain the ticket's until it is done.
+    /// Waits until section `number` and all earlier sections of all pages have arrived, or the
+    /// ticket is done: at most `timeout`, or without a limit if `timeout` is `None`. Returns
+    /// `false` on timeout. Arrived sections may be read; the buffers remain the ticket's until it
+    /// is done.
     #[must_use]
     pub fn wait_section(&self, number: usize, timeout: Option<Duration>) -> bool {
         let Some(sections) = &self.shared.sections else { return self.wait(timeout).is_some() };

@@ -19,8 +19,8 @@ pub struct LocalCatalog {
 }
 
 impl StoreCore {
-    /// Returns a catalog for one client. `name` is the client's lock file, or empty for the owner's
-    /// process.
+    /// Returns a catalog for one client. `name` is the name of the client's lock file, or empty for
+    /// the owner's process.
     #[must_use]
     pub fn catalog_for(self: &Arc<Self>, client: ClientId, name: &str) -> LocalCatalog {
         self.state.lock().reservations.connect(client, name);

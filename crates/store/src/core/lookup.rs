@@ -206,8 +206,8 @@ impl StoreCore {
     /// of leading pages in leased runs.
     ///
     /// # Errors
-    /// `Retry` if the client has too many leases or pins, or if its share of the space holds no
-    /// page.
+    /// `Retry` if the client has too many leases or leased runs ([`crate::lease::PINS_MAX`]), or if
+    /// its share of the space holds no page.
     fn lease_leading(
         &self,
         mut state: MutexGuard<'_, State>,

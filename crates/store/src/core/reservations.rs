@@ -1,9 +1,9 @@
 //! Reservations: the space of puts in progress.
 //!
 //! A client's reservation is logged before its extents are granted. A new owner must not reuse the
-//! space before the client's process is proven dead and the segment is drained, because writes of a
-//! dead client may still be in flight. The log needs no sync, because a power loss ends the clients
-//! too.
+//! space before the reservation is aborted, or the client's process is proven dead and the segment
+//! is drained, because writes of a dead client may still be in flight. The log needs no sync,
+//! because a power loss ends the clients too.
 
 use super::StoreCore;
 use crate::catalog::{LeaseNumber, ScopeRef};

@@ -21,11 +21,12 @@ const PUT_PAGES_MAX: usize = 65_535;
 const PUT_LEASE: Duration = Duration::from_secs(600);
 /// Maximum payload of a run of several pages, which keeps eviction and reads fine-grained.
 const RUN_BYTES_MAX: u64 = 64 << 20;
-/// Maximum payload of a run of several pages in a store on several volumes. Consecutive runs are on
-/// different volumes, so a get of a few runs uses all volumes.
+/// Maximum payload of a run of several pages in a store on several volumes. The volumes take runs
+/// in turn, in proportion to their speeds, so a get of a few runs uses several volumes.
 const STRIPE_BYTES_MAX: u64 = 16 << 20;
-/// Minimum payload of the runs into which a short put is cut, so that it uses several volumes: the
-/// header and the I/O operation of a shorter run cost more than another disk gains.
+/// Least maximum payload of the runs into which a short put is cut, so that it uses several volumes
+/// (the last run may be shorter). The header and the I/O operation of a shorter run cost more than
+/// another disk gains.
 const STRIPE_BYTES_MIN: u64 = 4 << 20;
 /// Encoded pages of different length share a run if padding is at most 1/`PADDING_SHARE` of the
 /// run, or at most [`PADDING_UNITS`].
@@ -204,8 +205,8 @@ impl StoreCore {
         most.min(stripe_bytes(bytes, volumes)) / UNIT
     }
 
-    /// Finds space for one run of at most `units` units. Adds `units` to `promised` if the scope's
-    /// quota holds them.
+    /// Finds space for one run of at most `units` units. Adds `units` to `promised` if the scope
+    /// has no quota, or its quota holds them, even if no space is found then.
     fn place_run(
         &self,
         put: &PutBatch<'_>,
@@ -301,7 +302,8 @@ impl<'a> PutBatch<'a> {
     /// Hashes the keys of a put.
     ///
     /// # Errors
-    /// `Invalid` for keys of a wrong length, too many keys, duplicates, or impossible page lengths.
+    /// `Invalid` for keys of a wrong length, too many keys, duplicates, or impossible page lengths
+    /// or slices.
     fn checked(
         client: ClientId,
         scope: ScopeRef,

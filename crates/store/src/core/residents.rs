@@ -52,7 +52,7 @@ impl Residents {
         self.usage.hit(slot, path);
     }
 
-    /// Reports to the eviction policy the consecutive pages that a read found or a put must store,
+    /// Reports to the eviction policy the pages that a read found or a put must store, in order,
     /// each by the low half of its hash. `after`: the page before them, if any. The policy
     /// `adaptive` simulates its candidates on these pages; other policies ignore them.
     pub(super) fn demanded(

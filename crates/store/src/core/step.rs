@@ -7,6 +7,7 @@ use ritornello_format::UNIT;
 pub(crate) const STEP_RUNS: usize = 1024;
 
 /// Approximate maximum of the units evicted under one hold of the core state's lock, which bounds
-/// the delay of waiting threads. The last victim may exceed it by less than two chunks of 16 MiB
-/// and one page: eviction cuts whole chunks and pages, and takes a remainder shorter than a chunk.
+/// the delay of waiting threads. The last victim may exceed it by less than two chunks of 16 MiB,
+/// one page and one run header: eviction cuts whole chunks and pages, and takes a remainder that is
+/// shorter than a chunk, with the header if this is the whole run.
 pub(crate) const STEP_UNITS: u64 = (16 << 20) / UNIT;

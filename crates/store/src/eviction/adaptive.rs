@@ -48,7 +48,8 @@ const SIGMAS: f64 = 2.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
-/// Evicts by the candidate whose shadow had most hits recently.
+/// Evicts by the candidate whose shadow had most hits recently. Another candidate takes over only
+/// if it leads by the [`MARGIN`].
 ///
 /// A shadow is a miniature of the store: it runs a candidate's own code over a sample of the keys,
 /// with the same fraction of the capacity. Sampling turns a sequence into a shorter sequence in the
@@ -74,8 +75,8 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// Creates the policy. The policy cuts runs in chunks of about `chunk_units` units, and evicts
-    /// a shorter remainder with the last chunk.
+    /// Creates the policy. The policy cuts runs in chunks of `chunk_units` units, rounded up to
+    /// whole pages, and evicts a shorter remainder with the last chunk.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),

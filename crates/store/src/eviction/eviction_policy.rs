@@ -29,13 +29,15 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// The policy's name.
     fn name(&self) -> &'static str;
 
-    /// Sets the units of a full store, and the number of evicted keys to remember.
+    /// Sets the units of a full store, and the maximum number of evicted keys to remember. The
+    /// default, for a policy that uses neither, ignores them.
     fn set_capacity(&mut self, units: u64, keys: usize) {
         let _ = (units, keys);
     }
 
     /// Removes `key` from the remembered evictions. Returns whether `key` was among them. `units`
-    /// is the length of the page's piece.
+    /// is the length of the page's piece. The default, for a policy that remembers no evictions,
+    /// returns false.
     fn recall(&mut self, key: u64, units: u64) -> bool {
         let _ = (key, units);
         false
@@ -64,12 +66,13 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// Returns the next victim, or `None` if no piece is listed.
     fn victim(&mut self, pieces: &mut Pieces) -> Option<u32>;
 
-    /// Records the eviction of a piece's pages, the first of which has this key.
+    /// Records the eviction of pages at the end of a piece: their units, and the key of the first
+    /// of them. The default, for a policy that remembers no evictions, ignores it.
     fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
         let _ = (pieces, slot, key, units);
     }
 
-    /// Whether [`EvictionPolicy::evicted`] uses keys.
+    /// Whether [`EvictionPolicy::evicted`] uses keys: by default not, and the caller passes zero.
     fn remembers(&self) -> bool {
         false
     }

@@ -17,8 +17,8 @@ impl FixedPolicy {
         Self::with_chunk(policy, CHUNK_UNITS)
     }
 
-    /// Creates the state. The policy cuts runs in chunks of about `chunk_units` units, and evicts a
-    /// shorter remainder with the last chunk.
+    /// Creates the state. The policy cuts runs in chunks of `chunk_units` units, rounded up to
+    /// whole pages, and evicts a shorter remainder with the last chunk.
     pub(super) fn with_chunk(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self { name: policy.name(), tree: Tree::new(policy, chunk_units) }
     }

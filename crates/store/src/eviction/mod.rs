@@ -142,7 +142,7 @@ pub trait Eviction: Send + Debug {
     /// Records the demand for a sequence, page by page ([`Resident::key`] of each), after the page
     /// `after`, or starting at the root if `after` is `None`. Policies that simulate candidates use
     /// these calls. A read reports the pages that it finds, a put the pages that it must store, so
-    /// a request for a sequence reports each page once.
+    /// a request for a sequence reports each page once. The default ignores the calls.
     fn demanded(
         &mut self,
         demand: Demand,
@@ -152,8 +152,8 @@ pub trait Eviction: Send + Debug {
         let _ = (demand, after, pages);
     }
 
-    /// The simulated hits of the policy's candidates; only the policy's name if the policy has no
-    /// candidates.
+    /// The simulated hits of the policy's candidates. The default, for a policy without candidates,
+    /// returns only the policy's name.
     fn measured(&self) -> EvictionStats {
         EvictionStats { policy: self.name().to_owned(), ..EvictionStats::default() }
     }
@@ -164,8 +164,8 @@ pub trait Eviction: Send + Debug {
     /// Removes a run. Ignores unknown runs.
     fn remove(&mut self, run: RunId);
 
-    /// Chooses runs to cut until `units` units become free, or no run can be cut. Protected runs
-    /// stay complete, as do the pages that they follow.
+    /// Chooses runs to cut until at least `units` units become free, or no run that this call
+    /// examines can be cut. Protected runs stay complete, as do the pages that they follow.
     ///
     /// The work does not grow with the number of runs. The work grows with the number of protected
     /// runs that become victims and are skipped; a later call examines only a bounded number of

@@ -24,8 +24,8 @@ pub enum PolicyKind {
     S3Fifo,
     /// Least expected hits first, learnt from the intervals between uses.
     Density,
-    /// Evicts by whichever other policy had most hits recently, in shadow caches that simulate each
-    /// policy on a sample of the pages.
+    /// Evicts by the other policy that had most hits recently in shadow caches, which simulate each
+    /// policy on a sample of the pages. Changes the policy only for a lead above a margin.
     #[default]
     Adaptive,
 }

@@ -48,8 +48,8 @@ impl Sample {
         self.shift += 1;
     }
 
-    /// Whether a page is in the sample. Mixes the key differently from the hash tables, so that the
-    /// sampled keys spread over all buckets.
+    /// Whether a page is in the sample. Mixes the key differently from `fold::Fold`, the hasher of
+    /// the tables of runs and keys, so that the sampled keys spread over all buckets.
     pub(super) fn has(&self, key: u64) -> bool {
         let mixed = key.wrapping_mul(0xD6E8_FEB8_6659_FD93);
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0

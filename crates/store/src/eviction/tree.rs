@@ -14,10 +14,11 @@ mod capacity;
 mod protected;
 mod victims;
 
-/// Approximate length, in units, of the chunks that eviction cuts off the ends of runs: 16 MiB.
-/// Smaller chunks fragment the free space, larger chunks evict more than needed. At 95 % full, runs
-/// of mixed shapes take 1.3 to 1.8 extents with this length, 1.5 to 1.9 with a quarter of it
-/// (`ritornello_volume::space`, test `runs_have_few_extents_in_steady_state`).
+/// Length, in units, of the chunks that eviction cuts off the ends of runs: 16 MiB. A cut of whole
+/// chunks is rounded up to whole pages. Smaller chunks fragment the free space, larger chunks evict
+/// more than needed. At 95 % full, runs of mixed shapes take 1.3 to 1.8 extents with this length,
+/// 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
+/// `runs_have_few_extents_in_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
 /// one, and the space of a short piece holds no complete run. If uses end at any page, runs take

@@ -23,7 +23,7 @@ pub(crate) struct Maintenance {
     periodic: BackgroundThread,
     pub(super) space: SpaceThread,
     pub(super) drain: Drain,
-    /// Returns whether the client with this lock file may still be writing.
+    /// Returns whether the client whose lock file has the given name may still be writing.
     alive: ClientAlive,
 }
 
@@ -47,9 +47,9 @@ impl Maintenance {
         self.space.has_ended() && self.periodic.has_ended()
     }
 
-    /// Stops the threads and joins them. Returns false if a thread has not ended by `deadline`,
-    /// because a disk does not answer. Does not wait for a running drain, which ends when the
-    /// device has completed earlier writes.
+    /// Stops the threads and joins them. Returns false if a thread has not ended by `deadline`, for
+    /// example because a disk does not answer. Does not wait for a running drain, which ends when
+    /// the device has completed earlier writes.
     pub(super) fn stop(&self, deadline: Instant) -> bool {
         let space = self.space.stop(deadline);
         self.periodic.stop(deadline) && space

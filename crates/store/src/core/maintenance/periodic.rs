@@ -1,4 +1,5 @@
-//! Periodic maintenance: expired leases, dead clients, background syncs, copies in the volumes.
+//! Periodic maintenance: expired leases and retentions, dead clients, background syncs, the index's
+//! memory, and the copies of manifest and scope registry in the volumes.
 
 use crate::core::StoreCore;
 use crate::core::durability::pending_max;
@@ -13,8 +14,11 @@ const PERIODIC_INTERVAL: Duration = Duration::from_millis(500);
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl StoreCore {
-    /// Starts the thread that syncs, ends expired leases and drains the space of dead clients. The
-    /// thread ends when the core is closed or dropped.
+    /// Starts the thread of periodic maintenance. The thread ends when the core is closed or
+    /// dropped.
+    ///
+    /// # Errors
+    /// `Retry` if the thread cannot be started.
     pub(crate) fn start_periodic(self: &Arc<Self>) -> Result<()> {
         let core = Arc::downgrade(self);
         let thread = std::thread::Builder::new()
@@ -42,7 +46,10 @@ impl StoreCore {
         if self.needs_maintenance()
             && let Err(error) = self.maintain_space(&self.maintenance.space.control())
         {
-            tracing::warn!(%error, "sealed segments could not be emptied");
+            tracing::warn!(
+                %error,
+                "a pass that empties sealed segments and shrinks the index failed"
+            );
         }
     }
 

@@ -3,9 +3,9 @@
 //! Segments also hold runs that the index did not have: evicted runs, intact or partly overwritten,
 //! and runs that were refused because another put had stored one of their pages. If two runs
 //! have the same pages, the index usually had the later run, so runs are chosen by descending
-//! generation; an earlier run that has all pages of a later run and more takes the later run's
-//! place. A parent usually has a lower generation than its children, so runs are inserted by
-//! ascending generation, and a run is linked to its parent.
+//! generation; in a chained scope an earlier run that has all pages of a later run and more takes
+//! the later run's place. A parent usually has a lower generation than its children, so runs are
+//! inserted by ascending generation, and a run is linked to its parent.
 //!
 //! A run in a chained scope is salvaged up to its first page that does not verify, because later
 //! pages are useless without it. A run in a scope that is not chained keeps every page that
@@ -56,8 +56,8 @@ impl Chosen {
 }
 
 impl StoreCore {
-    /// Inserts the pages of each run in `found` that are of this store and a live scope, verify, and
-    /// are not stored; in chained scopes only leading pages. No new scope gets the slot of a
+    /// Inserts the pages of each run in `found` that are of this store and a live scope, verify,
+    /// and are not stored; in chained scopes only leading pages. No new scope gets the slot of a
     /// found run.
     ///
     /// # Errors

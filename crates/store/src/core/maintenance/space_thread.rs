@@ -69,6 +69,9 @@ impl SpaceThread {
 
 impl StoreCore {
     /// Starts the thread, which ends when the core is closed or dropped.
+    ///
+    /// # Errors
+    /// `Retry` if the thread cannot be started.
     pub(crate) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
         let (core, thread) = (Arc::downgrade(self), Arc::clone(&self.maintenance.space.thread));
         let thread = std::thread::Builder::new()
@@ -110,7 +113,10 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
                     let again =
                         if error.kind() == ErrorKind::Fatal { PASS_INTERVAL } else { RETRY_PAUSE };
                     pause = pause.min(again);
-                    tracing::warn!(%error, "sealed segments could not be emptied");
+                    tracing::warn!(
+                        %error,
+                        "a pass that empties sealed segments and shrinks the index failed"
+                    );
                 }
             }
         }

@@ -90,7 +90,8 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Closed`; `Retry` if the store is poisoned, or if no sync could begin; `Fatal` if the result
-    /// could not be made durable. With `salvage`, errors of the scope registry too.
+    /// could not be made durable. With `salvage`, also errors of reattaching absent space, of the
+    /// scope registry and of the manifest.
     pub fn verify(
         self: &Arc<Self>,
         salvage: bool,

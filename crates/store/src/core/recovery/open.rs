@@ -57,15 +57,16 @@ const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {
     /// Opens the store in `options.dir`; creates a store if the directory holds neither a store nor
-    /// other files. The caller holds the directory's lock. `alive` returns whether
-    /// the client process with the given name may still be writing.
+    /// other files. The caller holds the directory's lock. `alive` returns whether the client
+    /// process with the given name may still be writing.
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, or the file
     /// system cannot be trusted; `Fatal` if both copies of the manifest are damaged; `Retry` if a
-    /// file-system operation fails, or if adding a listed directory poisoned the store. Other
-    /// damage is not an error: runs that fail validation are dropped and counted. Absent volumes
-    /// and segments are not an error either: their pages are misses until they return.
+    /// file-system operation fails, a background thread cannot be started, or adding a listed
+    /// directory poisoned the store. Other damage is not an error: runs that fail validation are
+    /// dropped and counted. Absent volumes and segments are not an error either: their pages are
+    /// misses until they return.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: &Options,
@@ -326,8 +327,8 @@ fn check_trust(segments: &Segments) -> Result<()> {
 }
 
 /// Leaves out volumes whose newest segment cannot be synced: otherwise the first sync round would
-/// fail, and poison the store. Leaves out none if no other volume would take a put, because pages on
-/// such volumes can still be read.
+/// fail, and poison the store. Leaves out none if no other volume would take a put, because pages
+/// on such volumes can still be read.
 fn leave_out_unsyncable(segments: &Segments, manifest: &Manifest, absence: &mut Absence) {
     let here =
         |number, volume: &VolumeRecord| !volume.is_retired() && absence.why(number).is_none();

@@ -1,5 +1,5 @@
 //! Validates the index against the segments that exist: part of recovery, after `open.rs` has
-//! read the files and `index::run::recovery` the index.
+//! read the store's files and opened the index.
 
 use crate::core::absence::Absence;
 use crate::core::residents::{Residents, resident};

@@ -42,8 +42,8 @@ impl Scopes {
     /// scope is empty. Returns the number of dropped scopes.
     ///
     /// # Errors
-    /// `Miss` if too few scopes are empty, or the record alone exceeds the limit; file-system
-    /// errors. After an error, no scope is dropped.
+    /// `Miss` if too few scopes are empty and without settings, or the record alone exceeds the
+    /// limit; file-system errors. After an error this owner keeps all scopes.
     pub(crate) fn drop_empty_scopes(
         &self,
         registry: &mut Registry,
@@ -77,8 +77,8 @@ impl Scopes {
             self.drop_durably(registry, &chosen.slots)
         } else {
             Err(Error::miss(
-                "the scope registry is full and its scopes hold pages: drop scopes that are not \
-                 needed, or make the store larger",
+                "the scope registry is full, and too few of its scopes have neither pages nor \
+                 settings: drop scopes that are not needed, or make the store larger",
             )
             .with("scopes", scopes - 1)
             .with("bytes", bytes - added)

@@ -44,11 +44,11 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Invalid` if the capacity is below two segments, if leased, retained and reserved bytes
-    /// would take more than 95 % of it, or if it is, on tmpfs, too large for the memory; if the
-    /// directory is already in use, unknown, another store's, or the store's last directory.
-    /// `Retry` if another change has not ended by `timeout`, if a directory that was marked again
-    /// is still absent, or if the store is poisoned; `Closed`; `Fatal` if a write or sync failed:
-    /// the store is poisoned; file-system errors.
+    /// would take more than 95 % of its segments, or if it is, on tmpfs, too large for the memory;
+    /// if the directory is already in use, unknown, another store's, or the store's last directory.
+    /// `Retry` if another change, or the creation of a segment file, has not ended by `timeout`, if
+    /// a directory that was marked again is still absent, or if the store is poisoned; `Closed`;
+    /// `Fatal` if a write or sync failed: the store is poisoned; file-system errors.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.lifecycle.check_writable()?;
         let deadline = Instant::now() + timeout;
@@ -196,7 +196,8 @@ impl StoreCore {
             || self.index.stats().disk_bytes > self.shape.budget().index_bytes
     }
 
-    /// Checks that all runs that cannot be evicted fit into the capacity of `budget`.
+    /// Checks, if the capacity of `budget` is smaller than the current capacity, that the runs that
+    /// cannot be evicted take at most 95 % of its segments.
     fn check_protected_runs_fit(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
@@ -211,13 +212,13 @@ impl StoreCore {
         drop(state);
         let places = leased.into_iter().filter_map(|run| self.index.place(run));
         let leased: u64 = places.map(|place| place.units()).sum();
-        // At least 5 % of the capacity must remain for evictable runs.
+        // At least 5 % of the segments must remain for evictable runs.
         if leased + retained + written <= units - units / 20 {
             return Ok(());
         }
         Err(Error::invalid(
-            "the capacity is below the bytes that may not be evicted: give a larger capacity, or \
-             wait until leases and retentions end",
+            "the bytes that may not be evicted would take more than 95 % of the segments: give a \
+             larger capacity, or wait until leases, retentions and puts end",
         )
         .with("capacity", budget.capacity)
         .with("retained", retained * UNIT)

@@ -186,8 +186,8 @@ impl StoreCore {
                     tracing::info!(
                         segment = id.number(),
                         seconds = started.elapsed().as_secs_f64(),
-                        "the writes of a dead process have ended: the segment's withheld space is \
-                         free"
+                        "the writes of a dead process have ended: the space that was withheld for \
+                         them is free"
                     );
                 }
             }

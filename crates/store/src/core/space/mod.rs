@@ -97,14 +97,14 @@ impl StoreSpace {
     }
 
     /// Gives extents back to the allocator. The caller ensures that recovery after a crash finds no
-    /// run in them. If an extent is free already, which is a bug, leaks it rather than allocating
-    /// it twice.
+    /// run in them. Skips an extent that is free already, at least in part, which is a bug: its
+    /// other units stay in use until the next opening, rather than being allocated twice.
     pub(crate) fn free(&mut self, extents: &[Extent]) {
         for extent in extents {
             if let Err(error) = self.allocator.free(std::slice::from_ref(extent)) {
                 tracing::error!(
                     %error,
-                    "an extent was freed twice: it is not used until the next opening"
+                    "an extent was freed twice: a part of it may stay unused until the next opening"
                 );
             }
         }
@@ -176,7 +176,8 @@ impl StoreSpace {
         self.limbo.units()
     }
 
-    /// Units in limbo that no put will get, because their segments are sealed or on avoided volumes.
+    /// Units in limbo that puts cannot get, because their segments are sealed or on avoided
+    /// volumes.
     pub(crate) fn unusable_limbo_units(&self) -> u64 {
         let sealed = self.allocator.sealed();
         let avoided = self.allocator.avoided_segments().filter(|id| !self.allocator.is_sealed(*id));

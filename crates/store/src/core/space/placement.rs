@@ -186,7 +186,7 @@ impl StoreCore {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
             // A tmpfs may promise memory that the machine does not have: if the segment used this
-            // memory, the kernel would kill a process.
+            // memory, the kernel could kill a process.
             Ok(room) => check_memory(&room, segment_bytes)
                 .and_then(|()| self.create(segment))
                 .err()

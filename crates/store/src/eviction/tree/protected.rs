@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 /// Pieces that were protected when they became victims, beyond the number that one call skips
 /// (`EXAMINED_MAX` in `victims`). No list of a policy holds them, except pieces that were used, or
-/// lost a child, since they were added.
+/// lost their last child, since they were added.
 ///
 /// The tree does not learn when a protection ends, so each eviction examines some of these pieces
 /// again, the longest-waiting first. A piece that is protected for a long time is thus skipped once
@@ -42,7 +42,7 @@ impl ProtectedPieces {
             if piece.run != run || !piece.is_protected() {
                 continue;
             }
-            // A piece that was used, or that lost a child, since it was added is listed already.
+            // A piece that was used, or lost its last child, since it was added is listed already.
             if !piece.is_listed() && context.is_protected(run) {
                 self.queue.push_back((slot, run));
                 continue;

@@ -1,4 +1,4 @@
-//! Splitting and merging the pieces of runs.
+//! Splitting and merging the pieces of runs, and the victims among them.
 
 use super::super::lru::Lru;
 use super::super::{EvictionContext, Victim};

@@ -11,6 +11,7 @@ const EXAMINED_MAX: usize = 64;
 const EXAMINED_LAST: usize = 4096;
 
 impl Tree {
+    /// Chooses victims: see [`super::super::Eviction::victims`].
     pub(in super::super) fn victims(
         &mut self,
         units: u64,
@@ -65,10 +66,12 @@ impl Tree {
         unprotected.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts about `units` units off the end of a piece without children, where `units` is what is
-    /// left of the `requested` units of this eviction. Cuts the piece completely if less than a
-    /// chunk, or less than `requested`, would remain: the next call would take this remainder, and
-    /// leave a hole too short for a run of the requested length.
+    /// Cuts pages off the end of a piece without children. `units` is what is left of the
+    /// `requested` units of this eviction. The cut has `units` units, rounded up to a multiple of
+    /// `Tree::chunk_units` (in the store [`super::CHUNK_UNITS`], 16 MiB) and then to whole pages.
+    /// Cuts the piece completely if it is shorter, or if fewer than `chunk_units` or `requested`
+    /// units would remain: the next call would take this remainder, and leave a hole too short for
+    /// a run of the requested length.
     fn cut(
         &mut self,
         slot: u32,
