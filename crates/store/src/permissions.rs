@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_line() {
+    fn errors_name_the_fault_and_the_valid_lines() {
         for (text, named) in [
             ("allow_weak_hashs = true", "allow_weak_hashs"),
             ("\nallow_weak_hashes = 1", "line=2"),

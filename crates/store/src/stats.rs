@@ -359,7 +359,7 @@ counters! {
     stored_pages,
     /// Pages of puts that were present already.
     present_pages,
-    /// Pages refused, for any reason.
+    /// Pages refused, for any reason but a refused scope (`refused_scopes`).
     refused_pages,
     /// Pages refused because no space could be found or freed for them, or because the deadline
     /// passed.
@@ -399,6 +399,7 @@ counters! {
     damaged_pages,
     /// Reserved runs that did not become visible: they were not written, were aborted, were refused
     /// by the index, followed a page that had been removed, or were already stored by another put.
+    /// Does not count runs whose client had disconnected before.
     runs_abandoned,
     /// Reserved runs, and copies of runs being moved, that were not written because the file system
     /// failed a write.

@@ -173,7 +173,7 @@ fn volumes_are_closed_to_other_users() {
 }
 
 #[test]
-fn store_is_created_in_a_file_systems_root() {
+fn store_is_created_beside_lost_and_found() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("lost+found")).unwrap();
     for _ in 0..2 {

@@ -35,7 +35,7 @@ fn capacity_holds_and_recent_pages_stay() {
 }
 
 #[test]
-fn used_sequences_and_heads_outlive_others() {
+fn used_sequence_stays_and_others_keep_prefixes() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(64 << 10);

@@ -95,7 +95,7 @@ fn only_later_end_counts_as_retention() {
 }
 
 #[test]
-fn retained_pages_outlive_pressure_until_their_end() {
+fn retained_pages_stay_under_pressure_until_their_end() {
     let (time, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);

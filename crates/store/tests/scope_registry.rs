@@ -99,7 +99,7 @@ fn is_head(disk: &SimDisk) -> bool {
 }
 
 #[test]
-fn registration_appends_one_description() {
+fn registrations_write_less_than_twice_the_file() {
     let recorder = Recorder::new(&SimDisk::new(64 * MIB), 0..0);
     let open = open_with(recorder.medium());
     for salt in 0..1000 {
@@ -236,10 +236,10 @@ fn scope_with_quota_or_reservation_is_kept() {
     open.close();
 }
 
-/// Power is lost at every change of the registry. Earlier registrations keep their slots, their
+/// Power is lost at many changes of the registry. Earlier registrations keep their slots, their
 /// pages are found, and no two scopes get one slot.
 #[test]
-fn crash_at_any_change_keeps_registrations() {
+fn crash_while_registering_keeps_registrations() {
     let disk = SimDisk::new(64 * MIB);
     let recorder = Recorder::new(&disk, 0..3);
     let open = open_with(recorder.medium());

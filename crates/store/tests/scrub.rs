@@ -102,13 +102,13 @@ fn scrub_reads_every_run_repeatedly() {
 }
 
 #[test]
-fn zero_rate_scrubs_nothing_and_close_is_prompt() {
+fn zero_rate_scrubs_nothing_and_slow_scrub_delays_no_close() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_scrubbing(dir.path(), 0);
     put(&open.store, &chained(PAGE), &sequence(0, 5), None);
     assert_eq!(stats(&open).counters["scrubbed_runs"], 0);
     open.close();
-    // At one byte per second the thread would sleep for days after each run; the close wakes it.
+    // At one byte per second the next run is due days after a run. The close does not wait for it.
     let open = open_scrubbing(dir.path(), 1);
     let started = Instant::now();
     open.close();

@@ -41,7 +41,7 @@ fn flush_covers_segments_of_a_detached_volume() {
 }
 
 #[test]
-fn segment_of_a_detached_volume_takes_no_put() {
+fn flush_covers_pages_put_while_a_volume_detaches() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();

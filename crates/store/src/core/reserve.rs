@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn puts_to_several_volumes_are_cut_into_stripes() {
+    fn stripe_length_depends_on_bytes_and_volumes() {
         const MIB: u64 = 1 << 20;
         assert_eq!(stripe_bytes(1 << 40, 1), RUN_BYTES_MAX);
         assert_eq!(stripe_bytes(256 * MIB, 4), 16 * MIB);

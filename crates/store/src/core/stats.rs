@@ -130,8 +130,8 @@ impl StoreCore {
         })
     }
 
-    /// Computes the health of the space. Visits all runs, and holds no lock for longer than one run
-    /// takes.
+    /// Computes the health of the space. Visits all runs of the index, without the core state's
+    /// lock.
     fn health(&self) -> SpaceHealth {
         let mut health = SpaceHealth::default();
         let (mut runs, mut extents) = (0u64, 0u64);

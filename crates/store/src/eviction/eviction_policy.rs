@@ -29,8 +29,9 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// The policy's name.
     fn name(&self) -> &'static str;
 
-    /// Sets the units of a full store, and the maximum number of evicted keys to remember. The
-    /// default, for a policy that uses neither, ignores them.
+    /// Sets the units of a full store, and the number of keys that bounds the remembered evictions:
+    /// a policy remembers at most 2 x `keys`, or 128 if that is more. The default, for a policy
+    /// that uses neither, ignores them.
     fn set_capacity(&mut self, units: u64, keys: usize) {
         let _ = (units, keys);
     }

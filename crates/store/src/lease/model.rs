@@ -158,9 +158,9 @@ fn uncounted_leases_pin_beyond_the_share() {
 }
 
 #[test]
-fn boot_clock_advances() {
+fn lease_numbers_start_at_the_boot_clock() {
     let table = LeaseTable::new();
-    assert!(table.next > 1, "numbers differ from those of an earlier owner");
+    assert!(table.next > 1, "numbers start at the nanoseconds since boot, not at 1");
     let now = BootClock.now();
     assert!(now > Duration::ZERO && BootClock.now() >= now);
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Factor by which scrubbing slows down while the store is in use.
 const IN_USE_FACTOR: u32 = 8;
-/// Pause when no run can be scrubbed, scrubbing is off, or the store is poisoned.
+/// Result of [`StoreCore::scrub_next`] when no run can be scrubbed, scrubbing is off, or the store
+/// is poisoned.
 const IDLE_PAUSE: Duration = Duration::from_secs(60);
 /// Time after a use during which the store counts as in use.
 const IN_USE_TIME: Duration = Duration::from_secs(1);
@@ -35,7 +36,8 @@ impl Default for Scrub {
 impl StoreCore {
     /// Verifies the next run, if it is due. A pass visits the runs that were stored when it began
     /// and are not in absent space, in the order of their puts. The first pass after a restart
-    /// begins at a run that depends on the owner epoch. Returns the time until the next call.
+    /// begins at a run that depends on the owner epoch. Returns the maximum time until the next
+    /// call: a call before the next run is due verifies nothing.
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.lifecycle.is_poisoned() {

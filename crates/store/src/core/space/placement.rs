@@ -173,7 +173,7 @@ impl StoreCore {
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let _growing = self.shape.pause_growth(deadline).ok_or(Refusal::Deadline)?;
         // Check only the volume of `segment`: puts on other volumes may have changed which volume
-        // `next_segment` names.
+        // `Space::next_segment` names.
         if !self.state.lock().space.allocator.is_creatable(segment) {
             return Ok(());
         }
@@ -227,7 +227,7 @@ mod tests {
     use std::sync::Arc;
 
     /// Between the attempt to place a long page and the growth that it requested, short puts change
-    /// which volume `next_segment` names.
+    /// which volume [`Space::next_segment`] names.
     #[test]
     fn growth_adds_the_segment_that_the_put_requested() {
         let options = Options {

@@ -21,7 +21,7 @@ struct Peak {
 
 /// Evictions per period. After a store is made smaller, the estimate follows within two periods.
 const PERIOD: u32 = 4096;
-/// Units (8 MiB) per remembered key, if there are few pieces.
+/// Units (8 MiB) of the contents per key of [`CapacityEstimate::keys`], if there are few pieces.
 const UNITS_PER_KEY: u64 = 2048;
 
 impl CapacityEstimate {
@@ -45,8 +45,8 @@ impl CapacityEstimate {
         self.peak[0].pages.max(self.peak[1].pages)
     }
 
-    /// Number of evicted keys that a policy may remember: one per piece, or one per
-    /// [`UNITS_PER_KEY`] if that is more.
+    /// The number `keys` of `EvictionPolicy::set_capacity`, which bounds the evicted keys that a
+    /// policy remembers: one per piece, or one per [`UNITS_PER_KEY`] if that is more.
     pub(super) fn keys(&self) -> usize {
         let by_size = usize::try_from(self.units() / UNITS_PER_KEY).unwrap_or(usize::MAX);
         self.peak[0].pieces.max(self.peak[1].pieces).max(by_size)
