@@ -225,7 +225,7 @@ impl LeaseTable {
         let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
         let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);
         if own.0 >= left.0 || own.1 + runs > left.1.saturating_sub(runs) {
-            return Err(Error::retry("too many leases: release unneeded leases")
+            return Err(Error::retry("too many leases or leased runs: release unneeded leases")
                 .with("leases", self.leases.len())
                 .with("pins", self.pinned)
                 .with("own", own.0));

@@ -30,7 +30,7 @@ pub struct PutOptions {
     /// Key of the page before the first page of the put, if known.
     pub parent: Option<Box<[u8]>>,
     /// Seconds since 1970 until which eviction skips the pages and all known pages before them;
-    /// zero for no retention. Retention lasts at most a year, and applies to whole runs. If the
+    /// zero for no retention. Retention lasts at most 366 days, and applies to whole runs. If the
     /// scope retains more than its limit (`retained_bytes`, by default a quarter of its quota or of
     /// the store), or all scopes retain more than half of the store, the retention that ends first
     /// is released. An end before the current end changes nothing. Deleting pages and dropping
@@ -152,7 +152,8 @@ impl Store {
     /// # Errors
     /// `Invalid` if the codec cannot encode the scope's dtype or layout, if `retained_bytes`
     /// exceeds `quota_bytes`, or if the policy denies the call to clients; `Miss` if the registry
-    /// is full of scopes in use; `Retry` while the store is poisoned; `Closed`; connection errors.
+    /// has no room for a new scope, also after empty scopes are dropped; `Retry` while the store is
+    /// poisoned; `Closed`; connection errors.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
         self.resolved.invalidate(&[scope]);

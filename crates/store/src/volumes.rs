@@ -197,7 +197,7 @@ impl Directory {
                     VolumeState::Foreign("the directory holds another store's segments".to_owned())
                 }
                 Ok(None) => VolumeState::Absent(
-                    "the directory has no marker: mount its file system".to_owned(),
+                    "the directory has no intact marker: mount its file system".to_owned(),
                 ),
                 Err(error) => VolumeState::Absent(error.to_string()),
             },

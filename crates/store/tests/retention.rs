@@ -183,7 +183,7 @@ fn earliest_retention_is_released_at_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
     let scope = chained(PAGE);
-    // The following puts retain all pages for as long as the store allows, a year, but the store
+    // The following puts retain all pages for as long as the store allows, 366 days, but the store
     // retains at most a quarter of its capacity by default.
     for name in 0..60 {
         let keys = sequence(name, 8);
@@ -251,7 +251,7 @@ fn retention_survives_restart_with_a_reset_clock() {
     overfill(&open, &scope, 100);
     assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (0, 8));
     open.close();
-    // A retention ends at most a year after its put. An opening at a later time does not extend it.
+    // A retention ends at most 366 days after its put. A later opening does not extend it.
     time.store(3_000_000, Ordering::Relaxed);
     open_at(dir.path(), clock).close();
     time.store(1_000_000 + 367 * 86_400, Ordering::Relaxed);

@@ -67,7 +67,10 @@ impl StoreCore {
         drop(state);
         for (id, name) in names {
             if !(self.maintenance.alive)(&name) {
-                tracing::info!(client = %name, "a client died while writing: its space is drained");
+                tracing::info!(
+                    client = %name,
+                    "a client died and left a reservation: its space is drained"
+                );
                 self.abandon(id, Abandoned::ByDeath);
             }
         }

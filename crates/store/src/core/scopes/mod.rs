@@ -153,9 +153,9 @@ impl Scopes {
     /// and the number of dropped scopes.
     ///
     /// # Errors
-    /// `Miss` if the registry is full of scopes in use, or all scope numbers are used up; `Fatal`
-    /// if another scope has the same digest; `Invalid` if the length of the scope's pages is
-    /// unknown or out of range; file-system errors.
+    /// `Miss` if the registry has no room, also after empty scopes are dropped, or all scope
+    /// numbers are used up; `Fatal` if another scope has the same digest; `Invalid` if the length
+    /// of the scope's pages is unknown or out of range; file-system errors.
     pub(crate) fn register(&self, scope: &Scope, state: &StateLock) -> Result<(ScopeRef, usize)> {
         scope.resolved_page_bytes()?;
         let mut registry = self.registry.lock();
@@ -287,7 +287,10 @@ impl Scopes {
         let mut registry = self.registry.lock();
         let Registry { table, file, .. } = &mut *registry;
         if let Err(error) = file.compact(table) {
-            tracing::warn!(%error, "the scope registry could not be shortened");
+            tracing::warn!(
+                %error,
+                "the scope registry could not be rewritten for earlier versions"
+            );
         }
     }
 

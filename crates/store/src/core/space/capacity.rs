@@ -154,7 +154,8 @@ impl StoreCore {
             if Instant::now() >= deadline && is_pending() {
                 let sealed = self.state.lock().space.allocator.sealed().len();
                 let error = Error::retry(
-                    "segments are still being emptied, which continues in the background",
+                    "segments are still being emptied, or the index is above its share of the \
+                     capacity: the work continues in the background",
                 );
                 return Err(self.with_stalled(error.with("segments_to_go", sealed)));
             }
