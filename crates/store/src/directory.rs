@@ -25,7 +25,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::{io, iter};
 
-/// Names that may exist in a store's directory.
+/// Names that may exist in a store's directory, besides names that begin with `owner.sock`.
 const STORE_NAMES: [&str; 15] = [
     MANIFEST,
     "MANIFEST.new",

@@ -29,7 +29,7 @@ pub struct Rounds {
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// The last request that a finished round has covered.
+    /// The last request that a successful round has covered.
     covered: u64,
     /// Whether [`Rounds::end`] was called: no further round begins.
     ended: bool,

@@ -171,7 +171,7 @@ impl StoreCore {
     }
 }
 
-/// Statistics of the directories in use.
+/// Statistics of the directories that are not retired.
 fn paths(manifest: &Manifest, state: &State) -> Vec<VolumeStats> {
     let allocator = state.space.allocator();
     let (segments, used) = (allocator.segments_by_volume(), allocator.used_by_volume());

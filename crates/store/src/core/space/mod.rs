@@ -30,8 +30,8 @@ use write_failures::WriteFailures;
 
 /// All space of the store.
 ///
-/// Invariant: an extent is free in the allocator, or named by a run or a reservation, the
-/// destination of a run that is being moved, deferred by a lease, in limbo, quarantined or
+/// Invariant: an extent is free in the allocator, or named by a run or a reservation, allocated for
+/// a run that is being reserved, moved or salvaged, deferred by a lease, in limbo, quarantined or
 /// withheld: exactly one of these.
 pub(crate) struct StoreSpace {
     allocator: Space,
