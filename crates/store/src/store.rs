@@ -59,8 +59,9 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates a store over a catalog. `staging` is the bounded memory for copies and unaligned
-    /// transfers.
+    /// Creates a store over a catalog. `staging` is the bounded memory for copies of pages that
+    /// tickets write or hand over: [`Store::submit_put_copy`], [`Store::submit_put_or`]. Transfers
+    /// use the staging of `segments`.
     #[must_use]
     pub fn new(
         catalog: Arc<dyn Catalog>,
@@ -287,7 +288,7 @@ impl Store {
         Ok(StoreStats { catalog: self.catalog.stats()?, transfer })
     }
 
-    /// Bounded memory for copies and unaligned transfers.
+    /// The bounded memory for copies of pages: see [`Store::new`].
     #[must_use]
     pub fn staging(&self) -> &Arc<Staging> {
         &self.staging

@@ -13,8 +13,8 @@ const UNMEASURED: u64 = 64 << 20;
 
 impl Store {
     /// The time to allow for a get of `bytes`, or with `is_put` for a put: four times the time that
-    /// the slowest volume needs for `bytes`, at most 60 seconds. The result is never less than
-    /// `least`.
+    /// the slowest measured volume needs for `bytes` (at 64 MiB/s if no volume was measured), at
+    /// most 60 seconds. The result is never less than `least`.
     #[must_use]
     pub fn time_limit(&self, bytes: u64, least: Duration, is_put: bool) -> Duration {
         time_limit(bytes, least, self.segments.slowest(is_put))

@@ -52,7 +52,7 @@ pub struct TransferStats {
     pub missed_pages: u64,
     /// Pages of puts that copy into staging, skipped because staging was full.
     pub staging_refusals: u64,
-    /// Staging memory in use now, in bytes.
+    /// Staging memory that copies of pages use now, in bytes. Excludes the staging of transfers.
     pub staging_bytes: u64,
     /// Lookups and gets answered with a miss, and puts skipped, because the owner was alive but did
     /// not respond, or was reopening the store.

@@ -123,9 +123,10 @@ pub struct Victim {
 /// under the lock of the core's state, so every method is fast: no I/O, and no work proportional to
 /// the number of runs.
 ///
-/// **Protocol.** Runs are admitted when they are committed, and at open, least recently used first.
-/// Whenever the index reports removed pages, for any reason, the store calls [`Eviction::shrink`]
-/// or [`Eviction::remove`], also for the victims that [`Eviction::victims`] returned.
+/// **Protocol.** Runs are admitted when they are committed or salvaged, and, least recently used
+/// first, at open and when their scope gets a quota with a policy of its own. Whenever the index
+/// reports removed pages, for any reason, the store calls [`Eviction::shrink`] or
+/// [`Eviction::remove`], also for the victims that [`Eviction::victims`] returned.
 pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;
