@@ -31,10 +31,10 @@ pub struct PutOptions {
     pub parent: Option<Box<[u8]>>,
     /// Seconds since 1970 until which eviction skips the pages and all known pages before them;
     /// zero for no retention. Retention lasts at most 366 days, and applies to whole runs. If the
-    /// scope retains more than its limit (`retained_bytes`, by default a quarter of its quota or of
-    /// the store), or all scopes retain more than half of the store, the retention that ends first
-    /// is released. An end before the current end changes nothing. Deleting pages and dropping
-    /// scopes end retention.
+    /// scope retains more than its limit ([`ScopeSettings::retained_bytes`], by default a quarter
+    /// of its quota or of the store), or all scopes retain more than half of the store, the
+    /// retention that ends first is released. An end before the current end changes nothing.
+    /// Deleting pages and dropping scopes end retention.
     pub retain_until: u64,
 }
 
@@ -410,11 +410,12 @@ impl Store {
     }
 }
 
-/// Checks that the sections of `control` make up a page of `scope`, and that no other get has used
-/// them.
+/// Checks that the sections of `control` make up a page of `scope`, and that none of them has
+/// arrived, as after another get with them.
 ///
 /// # Errors
-/// `Invalid` if the sections do not make up a page, or were used.
+/// `Invalid` if the sections do not make up a page, or one has arrived; errors of
+/// [`Scope::resolved_page_bytes`].
 pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());

@@ -185,8 +185,8 @@ fn live_clients_absent_space_stays_withheld() {
     }
 }
 
-/// Pages are deleted while `reattach_absent` syncs: their space must not be reused before the
-/// deletion is durable.
+/// Pages are deleted during the sync with which the store reattaches a volume: their space must not
+/// be reused before the deletion is durable.
 #[test]
 fn space_freed_while_reattaching_waits_for_durability() {
     let disk = SimDisk::new(64 * MIB);

@@ -400,8 +400,9 @@ fn length_of(scope: ScopeRef, request: &ReserveRequest, page: usize) -> u32 {
     request.page_units.get(page).copied().unwrap_or(raw)
 }
 
-/// Returns how many of the leading `pages` share a run of at most `most` units: either pages stored
-/// unencoded, which are read in place, or shorter pages of similar length.
+/// Returns how many of the leading `pages` share a run of at most `most` units: either pages that
+/// take as many units as unencoded pages, or shorter pages of similar length. At least one, even if
+/// it is longer than `most`.
 fn pages_alike(scope: ScopeRef, request: &ReserveRequest, pages: Range<usize>, most: u64) -> usize {
     let raw = units_of(scope.page_bytes);
     let (mut longest, mut sum, mut count) = (0, 0, 0);

@@ -47,18 +47,18 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// Lists a piece.
     fn insert(&mut self, pieces: &mut Pieces, slot: u32, arrival: Arrival);
 
-    /// Records a use of a listed piece. The piece's `uses` counts this use.
+    /// Records a use of a listed piece. `Piece::uses` counts this use already.
     fn touch(&mut self, pieces: &mut Pieces, slot: u32);
 
     /// Removes a listed piece from its list.
     fn unlink(&mut self, pieces: &mut Pieces, slot: u32);
 
-    /// Lists an unlinked piece again, as the oldest piece of the list that its `queue` and `stamp`
-    /// name.
+    /// Lists an unlinked piece again, as the oldest piece of the list that its `Piece::queue` and
+    /// `Piece::stamp` name.
     fn relist(&mut self, pieces: &mut Pieces, slot: u32);
 
     /// Lists a piece next to the piece `listed`, to be evicted right after it. The two pieces have
-    /// the same `queue` and `stamp`.
+    /// equal `Piece::queue` and equal `Piece::stamp`.
     fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32);
 
     /// Records that a listed piece lost `units`.

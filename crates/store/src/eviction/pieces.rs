@@ -27,8 +27,8 @@ pub(super) struct Piece {
     pub(super) children: u32,
     older: u32,
     newer: u32,
-    /// A number that the policy keeps with the piece: `Density` its step of last use, `S3Fifo` its
-    /// remaining passes through the main queue.
+    /// A number that the policy keeps with the piece: `density` its step of last use, `s3fifo` its
+    /// remaining passes through the main queue. Other policies ignore it.
     pub(super) stamp: u32,
     /// Length of the run's header in units.
     pub(super) header_units: u8,
@@ -44,7 +44,8 @@ const LISTED: u8 = 1;
 const KNOWN: u8 = 2;
 /// Set while the piece is in the queue of protected pieces: see `tree::protected`.
 const PROTECTED: u8 = 4;
-/// The lowest of the bits that hold the number of the policy that lists the piece: see `tree`.
+/// The lowest of the bits that hold the number of the policy that lists the piece: see
+/// [`Piece::policy_generation`].
 const POLICY_GENERATION: u8 = 8;
 /// A tree numbers the policies that it has followed, modulo this number.
 pub(super) const POLICY_GENERATIONS: u8 = u8::MAX / POLICY_GENERATION + 1;
