@@ -124,7 +124,7 @@ pub struct Victim {
 /// the number of runs.
 ///
 /// **Protocol.** Runs are admitted when they are committed or salvaged, and, least recently used
-/// first, at open and when their scope gets a quota with a policy of its own. Whenever the index
+/// first, at open and when their scope gets a quota, which adds a policy. Whenever the index
 /// reports removed pages, for any reason, the store calls [`Eviction::shrink`] or
 /// [`Eviction::remove`], also for the victims that [`Eviction::victims`] returned.
 pub trait Eviction: Send + Debug {
