@@ -29,7 +29,9 @@ def store(where: Path) -> Iterator[rt.Store]:
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
-    """Makes connectors' stores at `tmp_path/kv`, and closes them after the test."""
+    """Returns a function that makes connectors' stores at `tmp_path/kv`, and closes the stores
+    after the test.
+    """
     fail_safes: list[FailSafeStore] = []
 
     def make(**options: Any) -> FailSafeStore:
@@ -45,7 +47,9 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
 
 @pytest.fixture
 def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
-    """Makes disks by name, size in MiB and file system, and frees their devices after the test."""
+    """Returns a function that makes disks by name, size in MiB and file system, and frees their
+    devices after the test.
+    """
     with or_skip():
         check_disks()
     disks: list[Disk] = []

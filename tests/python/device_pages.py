@@ -1,4 +1,4 @@
-"""Pages of stores on loop devices: large pages, and small pages whose index records are long."""
+"""Pages of stores on loop devices: large pages, and runs of small pages with long index records."""
 
 import time
 from collections.abc import Sequence

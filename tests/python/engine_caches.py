@@ -81,8 +81,8 @@ class EngineCache(ABC):
 
     @abstractmethod
     def load(self, lookup: Any, keys: Sequence[bytes]) -> tuple[int, Bytes]:
-        """Loads the pages of `keys`, which `lookup` found. Returns the number of leading pages
-        loaded, and the memory that they were loaded to.
+        """Loads the pages of `keys`, which `lookup` found. Returns the number of pages loaded, and
+        the memory that they were loaded to.
         """
 
     def serve(self, keys: Sequence[bytes]) -> int:

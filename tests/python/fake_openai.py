@@ -16,10 +16,10 @@ Told = TypeVar("Told")
 @dataclass
 class FakeOpenAI:
     """The server. `prefill_s` is the delay of an answer's first token, `gap_s` the delay of each
-    further token, in seconds. The tokens of an answer depend on the prompt only. With `ids` answers
-    contain token ids if the request asks for them. With `breaks_after` the server closes the
-    connection after this number of tokens. The server answers a request for a completion with
-    the status `fails`, or with the bytes `sends`, if one of them is set.
+    further token, in seconds. In one process the tokens of an answer depend on the prompt only.
+    With `ids` answers contain token ids if the request asks for them. With `breaks_after` the
+    server closes the connection after this number of tokens. The server answers a request for a
+    completion with the status `fails`, or with the bytes `sends`, if one of them is set.
     """
 
     prefill_s: float = 0.0

@@ -6,7 +6,7 @@ import threading
 class Held:
     """A remote in this process, whose state all its objects share. `get` and `exists` wait while
     `released` is not set; all calls fail while `down`. `asked`: number of calls of `get` and
-    `exists`.
+    `exists` while not `down`.
     """
 
     values: dict[str, bytes] = {}

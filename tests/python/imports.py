@@ -300,7 +300,10 @@ def main() -> None:
         "--ancestors", action="store_true", help="count imports of a module's ancestors as well"
     )
     parser.add_argument(
-        "--list", metavar="FILE", type=Path, help="print the files that FILE imports"
+        "--list",
+        metavar="FILE",
+        type=Path,
+        help="print the files that FILE, a path from the root of the repository, imports",
     )
     given = parser.parse_args()
     parts = {path.parent.name: rust(path.parent) for path in sorted(ROOT.glob("crates/*/src"))}

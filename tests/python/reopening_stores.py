@@ -148,7 +148,7 @@ os._exit(0 if store.open() else 1)
 """
 
 
-# Exit status of a script on a kernel without userfaultfd(2).
+# Exit status of a script that may not use userfaultfd(2), or does not know its system call number.
 NOT_SUPPORTED = 77
 
 # No thread resolves the page faults in the memory of a put, so the put never ends and its store

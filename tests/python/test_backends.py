@@ -1,4 +1,4 @@
-"""Remote backends that are Python classes: the documented backend, and faulty backends."""
+"""Remote backends that are Python classes: the example in docs/backends.md, and faulty backends."""
 
 import importlib
 import itertools
@@ -180,7 +180,7 @@ def test_failed_open_says_why(classes: Path, address: str, told: str) -> None:
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
-def test_address_options_are_never_shown(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_in_address_is_not_shown(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "mine:Tells?password=hunter2"
     done = ritornello("doctor", "--json", "--backend", address, path=classes)
     assert done.returncode == 1

@@ -1,5 +1,5 @@
-"""The drivers of the serving benchmark, against servers that compute nothing and answer with known
-delays.
+"""The drivers of the serving benchmark, `ritornello.bench`, against servers that compute nothing
+and answer with known delays.
 """
 
 import asyncio
@@ -303,7 +303,7 @@ def test_hanging_completion_times_out() -> None:
     assert "no answer within 0.2 s" in told
 
 
-def test_hanging_get_of_page_times_out() -> None:
+def test_hanging_http_get_times_out() -> None:
     async def test(urls: list[str]) -> None:
         with pytest.raises(ServingError, match=r"/slow: no answer within 0\.1 s"):
             await Server(urls[0]).get("/slow", 0.1)

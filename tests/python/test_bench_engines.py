@@ -1,4 +1,6 @@
-"""The ratios and the table of the benchmark that compares engines."""
+"""The ratios and the table of `benches/engines.py`, which compares Ritornello with the engines' own
+storage.
+"""
 
 from typing import Any
 

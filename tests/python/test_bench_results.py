@@ -1,4 +1,4 @@
-"""Results of the serving benchmark: statistics, counters, rows, command."""
+"""Results of the serving benchmark, `ritornello.bench`: statistics, counters, rows, command."""
 
 import json
 import random

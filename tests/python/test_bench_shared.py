@@ -1,4 +1,4 @@
-"""The shared benchmark without engines: its set-ups, results and failures."""
+"""The benchmark `benches/shared`, without engines: its set-ups, results and failures."""
 
 import io
 import json
@@ -91,7 +91,7 @@ def report(*runs: tuple[Setup, Measured]) -> Report:
 # ---- set-ups
 
 
-def test_plan_has_each_setup_once_best_first() -> None:
+def test_plan_has_each_setup_once_most_needed_first() -> None:
     plan = full_plan()
     assert len(set(plan)) == len(plan) == 22
     assert [setup.name for setup in plan[:2]] == [ALONE, HOST]

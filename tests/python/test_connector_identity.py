@@ -1,4 +1,4 @@
-"""Rules of identity that the adapters share, tested without an engine."""
+"""`ritornello.connector.identity`: rules for scopes that all adapters share, without an engine."""
 
 from dataclasses import replace
 

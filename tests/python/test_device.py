@@ -188,7 +188,9 @@ def is_refused(
 def test_moves_change_no_other_bytes(
     device: rt.Device, layout: Layout, piece: int, way: str
 ) -> None:
-    """Moves whole pages, single spans, and all spans after the first, into random blocks."""
+    """Moves whole pages, single spans, and all spans after the first, from slots into random blocks
+    and back.
+    """
     memory = layout(piece)
     pool, draw = memory.pool(device, way), random.Random(piece)
     assert (len(pool), pool.page_bytes) == (BLOCKS, memory.page_bytes)
@@ -507,7 +509,7 @@ def test_load_ends_at_its_deadline_while_pinned_memory_is_full(
 
 
 @pytest.mark.parametrize("seconds", [0.0005, 0.001, 0.002, 0.004])
-def test_load_that_its_deadline_ends_reports_exact_pages(
+def test_pages_of_load_with_short_deadline_are_right(
     device: rt.Device, where: Path, seconds: float
 ) -> None:
     memory, blocks = large()
@@ -673,7 +675,7 @@ with rt.Store.open(sys.argv[1], "64MiB", segment_bytes=4 << 20) as store:
 """
 
 
-def test_memory_outlives_gathers_of_ended_puts(where: Path) -> None:
+def test_memory_lives_until_gathers_of_ended_puts_end(where: Path) -> None:
     command = [sys.executable, "-c", FREEING, str(where)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

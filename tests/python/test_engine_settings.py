@@ -76,7 +76,7 @@ def test_shared_setting_reads_the_same_in_all_documents(key: str) -> None:
         assert len(meanings) == 1
 
 
-def test_documented_defaults_are_those_of_the_code() -> None:
+def test_nine_documented_defaults_match_the_code() -> None:
     rows = rows_of("vllm")
     settings = StoreSettings()
     assert rows["prefetch"][0] == f'`"{settings.prefetch}"`'

@@ -1,5 +1,5 @@
 """A kernel that refuses calls: failed syncs and allocations by `strace -e inject`, and a sandbox
-that, like containers, forbids `io_uring` and direct I/O.
+that forbids `io_uring`, as many containers do, and direct I/O.
 """
 
 from __future__ import annotations

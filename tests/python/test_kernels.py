@@ -1,4 +1,4 @@
-"""The committed PTX of the GPU kernels is the compiled source."""
+"""The committed PTX of the GPU kernels equals the PTX that their source compiles to."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 COMPILE = Path(__file__).resolve().parents[2] / "crates" / "device" / "kernels" / "compile.py"
 
 
-def test_ptx_is_the_compiled_source() -> None:
+def test_committed_ptx_equals_compiled_source() -> None:
     check = [sys.executable, str(COMPILE), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     if done.returncode == 3:

@@ -344,8 +344,8 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))
     words = [sys.executable, "-c", code, str(loop.path), str(loop.next)]
-    # In half of the calls this process owns the store, so that the killed witness is a client;
-    # otherwise the witness may be the owner.
+    # In about half of the calls this process owns the store, so that the killed witness is a
+    # client; in the others the witness may be the owner.
     owner = None
     if rng.random() < 0.5:
         owner = rt.Store.open(loop.path, capacity=FULL, segment_bytes=SEGMENT)

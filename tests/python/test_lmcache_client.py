@@ -284,7 +284,7 @@ def test_client_survives_killed_owner(where: Path) -> None:
         client.close()
 
 
-def test_stopped_owner_blocks_no_call(where: Path) -> None:
+def test_submitted_lookups_do_not_wait_for_stopped_owner(where: Path) -> None:
     with owner_of(where) as owner:
         client = NativeClient(path=str(where))
         put(client, texts(2), 8 * KIB)
@@ -336,7 +336,7 @@ def test_pending_lookup_ends_without_its_caller(where: Path) -> None:
     client.close()
 
 
-def test_formats_of_other_process_are_found(where: Path) -> None:
+def test_formats_of_other_client_are_found(where: Path) -> None:
     with owner_of(where) as owner:
         one, two = (NativeClient(path=str(where)) for _ in range(2))
         keys = texts(2)
@@ -352,7 +352,9 @@ def test_formats_of_other_process_are_found(where: Path) -> None:
 
 
 def weak_texts(count: int) -> list[str]:
-    """Keys of the form that `texts` returns, with LMCache's builtin hash."""
+    """Returns keys like `texts`, but with hashes of 8 bytes, the length of LMCache's hash
+    `builtin`.
+    """
     return [f"m@{number:08x}@0@{number.to_bytes(8).hex()}" for number in range(count)]
 
 

@@ -241,7 +241,7 @@ def test_only_stored_formats_are_known() -> None:
         ("uint8[99]+uint8[99]@KV_2LTD", False),
     ],
 )
-def test_serialized_bytes_fit_any_layout(stored: str, is_usable: bool) -> None:
+def test_same_layout_and_serialized_bytes_fit(stored: str, is_usable: bool) -> None:
     assert fits(ObjectFormat(99, stored), ObjectFormat(32, "bfloat16[2,8]")) is is_usable
 
 
@@ -504,7 +504,9 @@ def test_settings_error_says_what_to_write(params: dict[str, Any], says: str) ->
 
 
 def adapter_base(**others: Any) -> Any:
-    """Returns a stand-in of LMCache's base class as tested, except for `others`."""
+    """Returns a stand-in for LMCache's base class that has the interface in
+    `ritornello.lmcache.interface`; `others` adds or replaces members.
+    """
     members: dict[str, Any] = dict.fromkeys(interface.ABSTRACT, lambda self: None)
     for name, parameters in interface.PARAMETERS.items():
         members[name] = eval(f"lambda {', '.join(('self', *parameters))}: None")

@@ -1,4 +1,4 @@
-"""Memory objects of LMCache outlive their transfers when the caller drops them."""
+"""Memory objects of LMCache that the caller drops live until their transfers end."""
 
 import ctypes
 import gc
@@ -81,7 +81,7 @@ def alive(references: "list[weakref.ref[MemoryObj]]") -> int:
 
 
 @pytest.mark.parametrize("in_arena", [False, True])
-def test_objects_outlive_their_transfer(l2: ObjectStore, in_arena: bool) -> None:
+def test_dropped_objects_live_until_their_transfer_ends(l2: ObjectStore, in_arena: bool) -> None:
     completions = Completions()
     for number, is_put in enumerate((True, False)):
         objects = [MemoryObj(7) for _ in range(COUNT)]
@@ -95,7 +95,7 @@ def test_objects_outlive_their_transfer(l2: ObjectStore, in_arena: bool) -> None
         assert alive(references) == 0
 
 
-def test_objects_outlive_transfer_of_closed_store(l2: ObjectStore) -> None:
+def test_dropped_objects_live_until_transfer_of_closed_store_ends(l2: ObjectStore) -> None:
     completions = Completions()
     objects = [MemoryObj(7) for _ in range(COUNT)]
     references = [weakref.ref(obj) for obj in objects]

@@ -46,7 +46,7 @@ def test_stubs_match_module() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_import_loads_no_other_package() -> None:
+def test_import_loads_neither_numpy_nor_torch() -> None:
     found = run(
         sys.executable,
         "-c",

@@ -1,4 +1,6 @@
-"""The reader of sources that compares our package with an engine: it finds what an engine lacks."""
+"""`tests/engines/sources/package_uses.py`, which compares our package with the sources of an
+engine, finds what the engine lacks.
+"""
 
 from pathlib import Path
 

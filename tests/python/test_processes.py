@@ -73,7 +73,7 @@ def test_second_process_becomes_client(where: Path) -> None:
         assert store.probe(SCOPE, keys_of("mine", 4)) == 0
 
 
-def test_racing_processes_elect_one_owner(where: Path) -> None:
+def test_racing_processes_share_one_new_store(where: Path) -> None:
     code = """
         sys.stdin.readline()
         with rt.Store.open(sys.argv[1], **SMALL) as store:
@@ -117,7 +117,7 @@ def test_client_takes_over_dead_owner(where: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del store"])
-def test_exit_without_close_loses_nothing(where: Path, ending: str) -> None:
+def test_exit_without_close_keeps_stored_pages(where: Path, ending: str) -> None:
     child = start(
         f"""
         store = rt.Store.open(sys.argv[1], **SMALL)

@@ -228,8 +228,8 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
         copy.detach()
 
 
-# A program that puts a page for every line it reads, and prints the number of stored pages or the
-# error.
+# A program that prints its role, puts a page for every line it reads, and prints the number of
+# stored pages or the kind of the error.
 CLIENT = """
 import sys
 from device_pages import SMALL_PAGE, SMALL_SCOPE

@@ -62,7 +62,7 @@ def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start_owner(tmp_path: Path) -> Iterator[Callable[[], Child]]:
-    """Starts a process that owns the store."""
+    """Returns a function that starts a process which owns the store at `tmp_path/kv`."""
     with ExitStack() as children:
         yield lambda: children.enter_context(owner_of(tmp_path / "kv", **SMALL))
 
@@ -357,7 +357,7 @@ def test_failing_store_is_reopened_with_back_off(
     assert len(caplog.records) == 2
 
 
-def test_back_off_stays_within_documented_time() -> None:
+def test_back_off_is_at_most_eight_seconds() -> None:
     assert RETRY_SECONDS_MAX <= 8
 
 

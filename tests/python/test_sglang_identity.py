@@ -1,4 +1,4 @@
-"""The properties that distinguish two of SGLang's pages."""
+"""The scopes of SGLang's pages: which differences between engines or pools make another scope."""
 
 import hashlib
 from dataclasses import replace

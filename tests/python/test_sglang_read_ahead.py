@@ -23,8 +23,8 @@ from ritornello.sglang.store import Read, SGLangStore
 from ritornello.sglang.transfers import READ_IN, Transfer, Transfers, transfer_obstacle
 
 BATCH, PAGES, WAIT = 4, 10, 60.0
-# Places in a host pool: of the pages that are stored, and of the pages that are loaded; `ALL` is
-# the number of places.
+# Places in a host pool: a put stores the pages at `FROM`, and a transfer loads them to `TO`. `ALL`
+# is the number of places.
 FROM, TO, ALL = range(PAGES), range(PAGES, 2 * PAGES), 2 * PAGES
 KEYS = keys(PAGES)
 
@@ -226,7 +226,7 @@ def test_main_pool_without_bytes_reads_other_pools_ahead(store: Recorded, meter:
 
 
 class Pending:
-    """A ticket whose I/O is in flight: after some time it writes to `memory`, also if it was
+    """A ticket whose I/O is in flight: after 0.2 seconds it writes to `memory`, also if it was
     cancelled.
     """
 
@@ -371,7 +371,7 @@ def test_operation_without_whole_pages_is_not_read_ahead(
     storage.on_transfer_end()
 
 
-def test_storage_learns_that_transfer_failed() -> None:
+def test_storage_learns_of_end_of_failed_transfer() -> None:
     ended: list[bool] = []
     failing = SimpleNamespace(
         on_transfer_begin=lambda told: 1 / 0,

@@ -96,7 +96,9 @@ def test_invalid_settings_are_named(extra: dict[str, Any] | None, advice: str) -
 
 
 def base(**others: Any) -> Any:
-    """Returns a storage base class as tested, except for `others`."""
+    """Returns a stand-in for SGLang's storage base class that has the interface in
+    `ritornello.sglang.interface`; `others` adds or replaces members.
+    """
     members: dict[str, Any] = {}
     for name, parameters in interface.METHODS.items():
         taken = ", ".join(("self", *(f"{parameter}=None" for parameter in parameters)))

@@ -16,7 +16,7 @@ from ritornello.sglang.updates import WeightUpdates
 
 def classes(**others: Any) -> tuple[Any, Any, Any]:
     """Returns stand-ins for SGLang's updater, manager and controller, with the methods of the
-    tested versions, except for the updater's methods `others`.
+    tested versions; `others` adds or replaces methods of the updater.
     """
 
     def answer(self: object, said: str = "") -> str:

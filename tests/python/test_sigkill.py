@@ -98,7 +98,7 @@ def check(store: rt.Store, flushed: dict[int, int], upto: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_repeatedly_killed_owner_loses_nothing(tmp_path: Path, seed: int) -> None:
+def test_repeatedly_killed_owner_loses_nothing_flushed(tmp_path: Path, seed: int) -> None:
     """Each child continues after the last sequence that the previous children flushed; the store is
     so large that no page is evicted.
     """

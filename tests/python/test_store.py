@@ -114,8 +114,8 @@ def test_stats_count_operations(store: rt.Store) -> None:
 @pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
 @pytest.mark.parametrize("chained", [True, False])
 def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chained: bool) -> None:
-    """Puts twice the capacity, in sequences of 2 MiB. With different page sizes, different parts of
-    a segment stay unused.
+    """Puts about twice the capacity, in sequences of at most 2 MiB. With different page sizes,
+    different parts of a segment stay unused.
     """
     scope = rt.Scope.opaque("flood", page_bytes, chained=chained)
     length, capacity = (2 << 20) // page_bytes, store.stats()["capacity_bytes"]

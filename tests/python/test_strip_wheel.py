@@ -1,4 +1,4 @@
-"""The script that strips the extension module of a wheel."""
+"""`packaging/strip_wheel.py` strips the extension module of a wheel, and keeps its symbols."""
 
 import base64
 import ctypes

@@ -99,7 +99,7 @@ def test_ticket_works_in_event_loop(store: rt.Store) -> None:
     assert asyncio.run(put()) == 8
 
 
-def test_wait_times_out(store: rt.Store) -> None:
+def test_wait_with_zero_timeout_returns_at_once(store: rt.Store) -> None:
     ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
     began = time.monotonic()
     outcome = ticket.wait(0)
@@ -109,7 +109,7 @@ def test_wait_times_out(store: rt.Store) -> None:
     assert finished(ticket).pages == 8
 
 
-def test_past_deadline_moves_nothing(store: rt.Store) -> None:
+def test_get_after_its_deadline_delivers_no_page(store: rt.Store) -> None:
     store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE))
     out = blank(8, PAGE)
     outcome = finished(store.submit_get(SCOPE, KEYS, out, timeout=0))
@@ -152,7 +152,7 @@ def test_done_ticket_releases_buffers(store: rt.Store) -> None:
     page.append(0)  # raises BufferError while the ticket holds the buffer
 
 
-def test_dropped_ticket_keeps_buffers_until_done(store: rt.Store) -> None:
+def test_buffers_of_done_and_dropped_tickets_are_released(store: rt.Store) -> None:
     source = pages_of(KEYS, PAGE)
     alive = weakref.ref(source)
     ticket = store.submit_put(SCOPE, KEYS, source)

@@ -123,7 +123,7 @@ def test_top_fits_any_terminal_size(
 ) -> None:
     screen = Screen("top", str(tmp_path / "store"), lines=lines, columns=columns)
     try:
-        # No row fits on the smallest terminal; it suffices that the program switched screens.
+        # No row fits on the smallest terminal, so wait only for the switch to the alternate screen.
         while "\x1b[?1049h" not in screen.read():
             assert screen.process.poll() is None, screen.written
         assert columns < 30 or screen.shows("full")

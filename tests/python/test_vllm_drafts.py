@@ -33,7 +33,8 @@ def draft(tmp_path: Path) -> Path:
 
 def speculation(draft: Path | str, method: str = "eagle", **changes: Any) -> Any:
     """Returns a stand-in for vLLM's configuration of speculative decoding. `changes`: other values
-    of the fields of the draft model's configuration, or `acceptance` or `load`.
+    of the fields of the draft model's configuration, or `acceptance` (the method of rejection
+    sampling) or `load` (the draft model's load configuration).
     """
     acceptance = changes.pop("acceptance", "standard")
     load = changes.pop("load", None)

@@ -34,7 +34,7 @@ def safetensors(path: Path, tensors: dict[str, bytes]) -> Path:
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """Stand-in for vLLM's class: support is decided by the exact type name."""
+    """Stand-in for vLLM's class, whose name tells the connector the kind of KV cache."""
 
     def __str__(self) -> str:
         return f"FullAttentionSpec({self.block_size})"
@@ -229,7 +229,7 @@ def test_changes_of_bytes_change_identity(model: Path, change: dict[str, Any]) -
     assert scope_ids(identify(model)).isdisjoint(scope_ids(identify(model, **change)))
 
 
-def test_isa_version_and_spec_are_in_identity(model: Path) -> None:
+def test_memory_layout_and_spec_are_in_identity(model: Path) -> None:
     one = scope_ids(identify(model))
     assert one.isdisjoint(scope_ids(identify(model, layout="vllm-0.32.0/cpu/vec")))
     assert one.isdisjoint(scope_ids(identify(model, attention(head_size=128))))

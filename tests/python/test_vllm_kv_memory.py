@@ -29,8 +29,9 @@ class Cache:
         return 4096
 
 
-# Blocks of 8 heads and 16 tokens: vLLM's default arrangement on a GPU, and the arrangement that
-# vLLM uses for its offloading. `ONE_HEAD`: blocks of a single head.
+# Blocks of 8 heads and 16 tokens: `TOKENS_FIRST` is vLLM's default arrangement on a GPU,
+# `HEADS_FIRST` the arrangement that vLLM uses for its offloading. `ONE_HEAD`: blocks of a single
+# head.
 TOKENS_FIRST = Cache((64, 8, 16, 256), (32768, 256, 2048, 1))
 HEADS_FIRST = Cache((64, 8, 16, 256), (32768, 4096, 256, 1))
 ONE_HEAD = Cache((64, 1, 16, 256), (4096, 7, 256, 1))

@@ -118,7 +118,7 @@ def test_host_tier_in_list_of_secondary_tier_is_refused() -> None:
         ("blocks above the limit", 1 << 10, 528, 1),
     ],
 )
-def test_chunk_size_is_a_few_mebibytes(
+def test_chunk_has_two_mebibytes_within_token_limit(
     model: str, token_bytes: int, block_tokens: int, blocks: int
 ) -> None:
     assert chunk_blocks(token_bytes * block_tokens, block_tokens) == blocks

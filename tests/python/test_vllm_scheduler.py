@@ -99,7 +99,7 @@ def test_pages_filled_by_decoding_are_saved(side: SchedulerSide) -> None:
     assert (save.pages.first, save.pages.parent) == (1, asked.block_hashes[0])
 
 
-def test_page_without_hash_is_saved_later(side: SchedulerSide) -> None:
+def test_page_without_hash_is_not_saved(side: SchedulerSide) -> None:
     asked = request(100)
     run(side, asked)
     assert step(side, asked, 60) is IDLE

@@ -22,7 +22,7 @@ def test_path_may_be_a_list() -> None:
     assert Settings.parse({"path": "/kv"}).directories == ("/kv",)
 
 
-def test_all_settings_are_parsed() -> None:
+def test_capacity_and_read_only_are_parsed() -> None:
     extra = {"path": "/kv", "capacity": "2GiB", "read_only": True}
     assert Settings.parse(extra) == Settings("/kv", "2GiB", read_only=True)
 

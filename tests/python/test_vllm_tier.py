@@ -95,7 +95,7 @@ def test_hits_are_leased_until_load_ends(rig: TierHarness) -> None:
     assert rig.leases() == 0
 
 
-def test_deleted_chunk_is_delivered_under_lease(rig: TierHarness) -> None:
+def test_leased_chunks_are_loaded_and_deleted_chunks_missed(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
@@ -345,7 +345,7 @@ def test_jobs_of_finished_request_complete(rig: TierHarness) -> None:
     assert (len(rig.tier._jobs), rig.tier._requests, rig.leases()) == (0, {}, 0)
 
 
-def test_full_store_fails_job_without_error(where: Path) -> None:
+def test_quota_of_zero_refuses_job_without_error(where: Path) -> None:
     open_small(where).close()
     rig = TierHarness(where, capacity=None)
     request = rig.begin("r")
@@ -393,7 +393,7 @@ def client(where: Path) -> TierHarness:
     return rig
 
 
-def test_client_lookups_run_on_lookup_thread(where: Path, owner: Child) -> None:
+def test_client_lookups_are_pending_until_batch_lookup(where: Path, owner: Child) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:9])
@@ -534,7 +534,7 @@ def test_row_larger_than_store_is_named(where: Path, capfd: pytest.CaptureFixtur
     rig.tier.close()
 
 
-def test_row_size_is_limited_by_page_size() -> None:
+def test_row_of_these_tests_holds_a_memory_page() -> None:
     assert ROW % 4096 == 0
     assert os.sysconf("SC_PAGE_SIZE") <= ROW
 

@@ -1,5 +1,5 @@
-"""The properties that distinguish two engines' chunks, engines that are refused, and supported
-versions of vLLM.
+"""The properties that distinguish two engines' chunks, engines that are refused, and the check of
+vLLM's interface of secondary tiers.
 """
 
 from dataclasses import dataclass
@@ -268,7 +268,9 @@ def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
 
 
 def base(**changes: Any) -> Any:
-    """Returns the used part of a class of tiers."""
+    """Returns a stand-in for vLLM's class of secondary tiers that has the interface in
+    `ritornello.vllm.tier.interface`; `changes` adds or replaces members, and "gone" removes one.
+    """
 
     def made(
         self: Any,

@@ -20,8 +20,8 @@ def model() -> Model:
 
 
 class Executor:
-    """Stand-in for vLLM's executor with one worker in this process. A call of the method `fails`
-    raises an error.
+    """Stand-in for vLLM's executor with one worker in this process. `fails`: the name of the
+    function whose call raises an error, "" if none.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -211,7 +211,7 @@ def test_unwatchable_workers_stop_hits_and_saves(hooks: EngineHooks, core: Any) 
     assert guard.changed()
 
 
-def test_unanswered_check_counts_as_change(hooks: EngineHooks, core: Any) -> None:
+def test_failed_check_counts_as_change(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.add_request("asked")
     core.model_executor.fails = "check"
@@ -230,7 +230,9 @@ def test_counts_of_other_machines_are_merged(hooks: EngineHooks, core: Any) -> N
 
 
 class CountingMeanwhile(ChangeCounters):
-    """Counters to which a worker's thread adds a change right after the next `read`."""
+    """Counters that add a change right after the next `read` if `counts` is set, as a worker's
+    thread may.
+    """
 
     counts = False
 

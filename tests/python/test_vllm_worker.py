@@ -183,7 +183,7 @@ def test_loads_end_if_store_breaks_in_their_step(broken_core: VllmStore, meter: 
     assert side.results.take_failed_blocks() == {10, 11, 12}
 
 
-def test_failing_ticket_is_logged_once(
+def test_failing_ticket_is_logged_once_per_operation(
     broken_core: VllmStore, meter: StepMeter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -202,7 +202,7 @@ def test_refused_loads_fail(side: WorkerSide, store: FakeStore) -> None:
 
 
 @pytest.mark.parametrize("reason", ["staging_full", "superseded", "busy"])
-def test_pages_refused_for_full_store_are_not_offered_again(
+def test_refused_pages_are_offered_again_unless_store_is_full(
     side: WorkerSide, store: FakeStore, reason: str
 ) -> None:
     saves = [*saving("a", *KEYS).saves, *saving("b", *KEYS).saves]

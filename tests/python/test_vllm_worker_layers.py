@@ -151,7 +151,9 @@ def test_loads_end_before_first_layer_until_layers_are_known(
     assert store.sections[-1] == (2048, 3072, 4096)
 
 
-def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeStore) -> None:
+def test_layer_load_of_step_without_save_fails_in_next_step(
+    layered: WorkerSide, store: FakeStore
+) -> None:
     store.outcomes = [outcome(True, False, True, reason="io")]
     layered.load(StepMetadata(None, loading("a").loads))
     layered.load(StepMetadata())

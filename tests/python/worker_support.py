@@ -25,7 +25,8 @@ def outcome(*ok: bool, reason: str = "") -> Any:
 @dataclass
 class FakeStore:
     """Stand-in for the worker's store. `outcomes`: the results of the next gets and puts, in the
-    order of their submission. `events`: the calls, in order.
+    order of their submission. `events`: the waits, cancellations, protections and the close, in
+    order.
     """
 
     outcomes: list[Any] = field(default_factory=list)
@@ -112,8 +113,8 @@ class FakeStore:
 
 
 def ready(store: Any, meter: StepMeter, *objects: PageObject, groups: int = 1) -> WorkerSide:
-    """Returns a worker that holds `objects` of each page, by default the first object. The objects
-    have no memory.
+    """Returns a worker that holds `objects` of each page, by default the object `FIRST`. The
+    objects have no memory.
     """
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     held = list(objects) or [held_object(FIRST)]

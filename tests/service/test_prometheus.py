@@ -16,7 +16,7 @@ from service_process import PAGES, READ, get, serving
 
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 DASHBOARD = PACKAGING / "grafana/ritornello.json"
-# Metrics that only a store with the index `lsm`, or with a write budget, has.
+# Metrics that only a store with the index `lsm` has.
 OF_OTHER_STORES = ("ritornello_index_size_ratio", "ritornello_index_runs_per_level")
 
 

@@ -179,7 +179,7 @@ def test_listeners_get_keys_of_earlier_and_new_objects(plugin: AdapterKind, memo
     assert listener.stored == dict.fromkeys([*old, *new], OBJECT)
 
 
-def test_lmcache_evicts_objects_of_earlier_server(plugin: AdapterKind, memory: Memory) -> None:
+def test_lmcache_evicts_objects_stored_before_restart(plugin: AdapterKind, memory: Memory) -> None:
     adapter, keys = plugin.open(memory), keys_of(8)
     put(adapter, memory, keys)
     adapter.close()
@@ -241,8 +241,8 @@ def test_dropped_unlock_releases_leases(
     put(adapter, memory, keys)
     assert lookup(adapter, keys) == [True] * 4
     assert leases() == 1
-    # The executor calls `query(True)` for a query that it drops, for example because the query
-    # waited too long in the executor's queue.
+    # `LookupExecutor.submit` calls `query(True)` for a query that is dropped, for example because
+    # the executor is closed.
     monkeypatch.setattr(adapter._lookups, "submit", lambda query: query(True))
     adapter.submit_unlock(keys)
     assert leases() == 0
@@ -305,7 +305,9 @@ def test_constructor_refuses_invalid_settings(adapter_kind: AdapterKind) -> None
         adapter_kind.open(params={"size": 1})
 
 
-def test_dropped_objects_outlive_their_store_task(plugin: AdapterKind, memory: Memory) -> None:
+def test_dropped_objects_live_until_their_store_task_ends(
+    plugin: AdapterKind, memory: Memory
+) -> None:
     adapter, keys = plugin.open(memory), keys_of(6)
     objects = memory.objects(6, SHAPE)
     fill(objects, keys)

@@ -42,7 +42,7 @@ def sources(uses: PackageUses) -> Sources:
 
 def test_lmcache_has_everything_that_is_used(uses: PackageUses) -> None:
     require_served(uses, names=50, overrides=15)
-    # LMCache does not call `counts`; our metrics do.
+    # LMCache does not call `counts`; our metrics and our `report_status` do.
     assert uses.own_methods() == {"RitornelloL2Adapter.counts"}
 
 

@@ -20,7 +20,7 @@ WAIT = 120.0
 
 
 def hold(master: str) -> None:
-    """Contributes memory to Mooncake's store until this process is killed."""
+    """Contributes memory to Mooncake's store until standard input ends or the process is killed."""
     held = Mooncake(master=master, host="127.0.0.1", segment=str(512 << 20))
     print(held.exists("nothing"), flush=True)
     sys.stdin.read()

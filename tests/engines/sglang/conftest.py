@@ -13,7 +13,8 @@ import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="2", SGLANG_USE_CPU_ENGINE="1")
 
-# Makes the helpers in this file's directory, and the servers, importable.
+# Makes the modules in this file's folder and in `tests/engines/sources`, and the package `servers`,
+# importable.
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "sources"), str(HERE.parents[2])]
 

@@ -54,8 +54,9 @@ HINTS = Hints(
     },
     parts={"ParallelContext": [FIELDS["parallel"]], "ServerArgs": list(FIELDS.values())},
 )
-# Public members of our storage that SGLang's base class lacks. SGLang calls `close` if a storage
-# has it. Our metrics use `counts`, and our hooks of SGLang's classes use the remaining members.
+# Public methods of our storage that SGLang's base class lacks. SGLang calls `close` if a storage
+# has it, and `close` logs the result of `counts`. Our hooks of SGLang's classes use the remaining
+# methods.
 OWN = {
     f"RitornelloStorage.{name}"
     for name in (
@@ -175,7 +176,7 @@ def test_host_pools_have_used_methods_and_layouts(sources: Sources) -> None:
     )
 
 
-def test_sglang_has_the_documented_options(sources: Sources) -> None:
+def test_sglang_has_options_of_scope(sources: Sources) -> None:
     options = {name for field in FIELDS.values() for name in sources.fields(*field)}
     assert not {*OPTIONS, "quantization_param_path"} - options
 

@@ -34,7 +34,7 @@ from ritornello.sglang.updates import updates as known
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
-# Positions of pages in a host pool: of the pages that are stored, and of the pages that are loaded.
+# Positions in a host pool: a put stores the pages at `FROM`, and a get loads them to `TO`.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 
 
@@ -218,7 +218,7 @@ def test_sequence_stored_in_parts_is_found_whole(attach: Attach, known: bool) ->
     assert storage.batch_exists(keys[6:]) == 6
 
 
-def test_clear_deletes_this_model_only(attach: Attach) -> None:
+def test_clear_deletes_only_pages_of_own_layout(attach: Attach) -> None:
     host, other = mha("page_first"), mha("page_head")
     first, second = attach(host), attach(other)
     keys = hashes("clear")
@@ -308,7 +308,7 @@ def test_block_group_pool_limits_no_hit_and_unknown_pool_misses(attach: Attach) 
 # Failures.
 
 
-def test_errors_are_contained_and_logged_once(
+def test_errors_are_contained_and_logged_once_per_operation(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = mha("page_first")

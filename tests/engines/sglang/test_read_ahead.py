@@ -161,7 +161,7 @@ def test_pool_with_positions_of_main_pool_is_read_ahead(
         assert order == ["begin", "begin", "finish", "begin", "finish", "finish"]
 
 
-def test_terminated_operation_ends_read_before_its_memory_is_freed(
+def test_terminated_operation_abandons_read_of_next_batch(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = mha("page_first")

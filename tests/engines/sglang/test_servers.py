@@ -1,4 +1,6 @@
-"""Real SGLang servers in succession, on one store: identical tokens, under injected faults too."""
+"""Real SGLang servers in succession on one store: their answers equal answers of the first server,
+also under injected faults.
+"""
 
 import json
 import sys
@@ -82,7 +84,7 @@ def ask(server: SGLangServer, place: int) -> Told:
 
 
 def raised(log: str) -> list[str]:
-    """Returns the stack frames of this package in the tracebacks of SGLang's log."""
+    """Returns the stack frames of the package `ritornello` in the tracebacks of SGLang's log."""
     return [line for line in log.splitlines() if "File " in line and "/ritornello/" in line]
 
 

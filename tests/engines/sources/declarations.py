@@ -10,15 +10,15 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Decorators of methods whose result is read as an attribute.
 PROPERTIES = ("property", "cached_property")
-# Attributes that base classes of other packages give to their subclasses.
+# Attributes that subclasses inherit from these base classes, whose declarations are not read.
 INHERITED = {
     "ABC": ("register",),
     "Enum": ("name", "value"),
     "IntEnum": ("name", "value"),
     "NamedTuple": ("_replace",),
 }
-# Base classes outside the roots that are treated as known, although their declarations are not
-# read: our package uses none of their attributes except `INHERITED`.
+# Base classes outside the roots of `Sources` that are treated as known, although their declarations
+# are not read: our package uses none of their attributes except `INHERITED`.
 PLAIN_BASES = frozenset(
     {"ABC", "BaseModel", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "Struct"}
     | {"int", "object", "str", "type"}
@@ -90,7 +90,9 @@ class Sources:
         )
 
     def _find(self, module: str, name: str) -> Declared | None:
-        """Returns the declaration of `name`, following imports; None if it is not in a root."""
+        """Returns the declaration of `name`, following `from` imports; None if it is not in a root,
+        or if `import` binds the name.
+        """
         if self.file(module) is None:
             return None
         node = self.names(module).get(name)
@@ -115,7 +117,7 @@ class Sources:
         return node
 
     def _bases(self, module: str, name: str) -> tuple[list[Declared], bool]:
-        """Returns the class and its bases, nearest first, and whether all bases are known."""
+        """Returns the class and its bases, depth first, and whether all bases are known."""
         found = self.find(module, name)
         if found is None or not isinstance(found.node, ast.ClassDef):
             return [], False
@@ -165,8 +167,9 @@ class Sources:
         return tuple(name for name, field in found.items() if _is_field(field))
 
     def constructor(self, module: str, name: str) -> Parameters | None:
-        """Returns the parameters of a class's constructor; None if they are not declared in a
-        root.
+        """Returns the parameters of a class's constructor. Without an `__init__` in a root, they
+        are the fields of a dataclass, named tuple or struct; for another class, or a class with an
+        unknown base, returns None.
         """
         init = self.methods(module, name).get("__init__")
         if init is not None:

@@ -97,7 +97,8 @@ class PackageUses:
 
     def overrides(self) -> Iterator[tuple[str, Function, Function, bool]]:
         """Yields our overrides of the engine's methods, except constructors: name, override, the
-        engine's method, and whether `accept_defaults` lets it take further optional parameters.
+        engine's method, and whether `ritornello.connector.interface.accept_defaults` lets it take
+        further optional parameters.
         """
         for module, node, theirs in self.adapters():
             lenient = f"accept_defaults({node.name}, " in self.sources.text(module)

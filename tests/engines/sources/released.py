@@ -16,7 +16,7 @@ _uses: dict[tuple[str, str], PackageUses] = {}
 
 
 def sources_of(engine: str, version: str) -> Path:
-    """Returns the folder that contains the package of an engine."""
+    """Returns the folder that contains the package of this version of an engine."""
     if metadata.version(engine).partition("+")[0] == version:
         spec = find_spec(engine)
         assert spec is not None and spec.origin is not None

@@ -1,5 +1,5 @@
-"""One vLLM in this process for all tests of this folder; a tiny model; one store for the
-session.
+"""Fixtures: one vLLM in this process, which all tests with the fixture `engine` share; separate
+vLLMs (`ask`); a tiny model; one store for the session.
 """
 
 import json
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-# Makes the helpers in this file's directory, and the servers, importable.
+# Makes the modules in this file's folder and in `tests/engines/sources`, and the package `servers`,
+# importable.
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "sources"), str(HERE.parents[2])]
 

@@ -9,8 +9,8 @@ from servers.vllm import connector
 
 REPLY = "reply: "
 BLOCK = 32
-# Blocks of vLLM's cache: fewer than the requests of the preemption test need together, so that vLLM
-# preempts one.
+# Blocks of vLLM's cache: fewer than the requests of the tests of preemption need together, so that
+# vLLM preempts a request.
 BLOCKS = 40
 
 

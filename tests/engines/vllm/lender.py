@@ -1,5 +1,5 @@
 """Another connector beside Ritornello: it remembers the blocks of a prompt in this process's memory
-and lends them to the next request with the same prompt, before the step that computes the remaining
+and lends them to later requests with the same prompt, before the step that computes the remaining
 tokens.
 
 Like NIXL's connector, it sends a handshake, and does not accept the handshake of another connector.

@@ -1,4 +1,6 @@
-"""Replaces methods of the connector: records digests of blocks, and makes loads fail or slow."""
+"""Replaces methods of the connector: records digests of blocks, evicts pages before their load, and
+makes loads fail or slow.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence

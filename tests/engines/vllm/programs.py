@@ -100,7 +100,7 @@ def ask_program(name: str, *words: str | Path, log: Path, timeout: int) -> Any:
     INTERPRETERS.run(program, *map(str, words), log=log, timeout=timeout)
     lines = log.read_text().splitlines()
     line = next((line for line in lines if line.startswith(REPLY)), None)
-    assert line is not None, f"no answer; the end of its log:\n{tail(log)}"
+    assert line is not None, f"{name} sent no reply; the end of its log:\n{tail(log)}"
     return json.loads(line.removeprefix(REPLY))
 
 

@@ -184,7 +184,7 @@ def sampling(answer: int) -> Any:
 
 
 def drain(engine: Engine) -> None:
-    """Runs steps, by asking short questions, until no load is in progress."""
+    """Runs steps, by asking at most 20 short questions, until no load is in progress."""
     for seed in range(200, 220):
         engine.ask(prompt(seed, 40), answer=2)
         if not worker_side()._async_loads:

@@ -102,7 +102,9 @@ def test_versions_take_the_same_arguments() -> None:
     require_alike("vllm", TESTED, HINTS)
 
 
-def test_vllm_calls_every_override(uses: PackageUses, request: pytest.FixtureRequest) -> None:
+def test_public_methods_override_methods_of_vllm(
+    uses: PackageUses, request: pytest.FixtureRequest
+) -> None:
     version = TESTED.index(request.node.callspec.params["uses"])
     assert uses.own_methods() == {n for n, since in SINCE.items() if TESTED.index(since) > version}
 
@@ -254,7 +256,7 @@ def test_vllm_classes_fit_our_protocols(sources: Sources, protocol: str, module:
                 "if not self.reset_prefix_cache(",
             ],
         ),
-        # vLLM loads LoRA adapters only in this file.
+        # vLLM's workers load LoRA adapters by `_load_adapter`, which `ritornello` hooks.
         ("vllm.lora.worker_manager", ["lora = self._load_adapter(lora_request)"]),
         ("vllm.lora.request", ["load_inplace: bool = False"]),
         (

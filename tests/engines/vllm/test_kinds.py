@@ -1,5 +1,6 @@
-"""The table of kinds of KV cache in docs/models.md, the refusals, and the tier's lookups and scopes
-agree with the kinds of KV cache in every tested vLLM.
+"""The table of kinds of KV cache in docs/models.md, and the kinds that the connector serves or
+leaves to vLLM's offloading, agree with the kinds of KV cache in every tested vLLM. The tier's
+lookups and scopes agree with the kinds of the installed vLLM.
 """
 
 import ast
@@ -75,7 +76,8 @@ def specs() -> dict[str, Any]:
     latent = heads | {"num_kv_heads": 1, "head_size": 576}
     return {
         "full": kinds.FullAttentionSpec(**heads),
-        # Kinds of layers with a window if vLLM's hybrid cache manager is off.
+        # The specs of layers with a window, and with local attention, if vLLM's hybrid cache
+        # manager is off.
         "full, window": kinds.FullAttentionSpec(**heads, sliding_window=128),
         "full, local": kinds.FullAttentionSpec(**heads, attention_chunk_size=128),
         "latent": kinds.MLAAttentionSpec(**latent),

@@ -4,7 +4,8 @@ import pytest
 from ask import LENGTH
 from conftest import Ask
 
-# A page's object has twelve layers of 32 KiB, so a load delivers it in three groups of layers.
+# A page's object has twelve layers of 32 KiB. A load delivers it in three groups of four layers,
+# because a group of layers has at least 128 KiB (`ritornello.vllm.cache_groups`).
 SHAPE, BLOCK = "demo", 128
 CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 

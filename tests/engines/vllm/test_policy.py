@@ -16,7 +16,7 @@ from ritornello.vllm.cpu_path import CpuPath
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """Stand-in for vLLM's class: support is decided by the exact type name."""
+    """Stand-in for vLLM's class, whose name tells the connector the kind of KV cache."""
 
 
 def connector(store: Path, hashes: str) -> CpuPath:

@@ -34,7 +34,7 @@ def serve(model: Path, tmp_path: Path) -> Callable[..., VLLMServer]:
 
 
 def cached(server: VLLMServer, asked: list[int], params: dict[str, bool] | None = None) -> int:
-    """Returns the prompt tokens that came from the store, for one question."""
+    """Asks a question, and returns how many tokens of its prompt came from the store."""
     before = tokens_by_source(server.counters())
     body = {"model": "demo", "prompt": asked, "max_tokens": 4, "kv_transfer_params": params or {}}
     request = urllib.request.Request(

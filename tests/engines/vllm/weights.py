@@ -1,10 +1,10 @@
 """One vLLM whose weights change while it serves: `weights.py SCENARIO MODEL STORE`.
 
-The scenario `change` changes the weights in all ways that are tested. `restart` is a new engine
-with the weights of the files. `ranks` is an engine of two workers, one of which changes its
-weights. The reply holds for each question the tokens of the answer, the number of pages loaded from
-and saved to the store, and for a question of `compare` the tokens that vLLM computes without the
-store (`expected`).
+The scenario `change` changes the weights of an engine with one worker in several ways. `restart` is
+a new engine with the weights of the files. `ranks` is an engine of two workers, one of which
+changes its weights. The reply holds for each question the tokens of the answer, the number of pages
+loaded from and saved to the store, and for a question of `compare` the tokens that vLLM computes
+without the store (`expected`).
 """
 
 import json

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# Makes the connector tests' helpers and the servers importable.
+# Makes the modules in `tests/engines/vllm` and `tests/engines/sources`, and the package `servers`,
+# importable.
 SHARED = (HERE.parent / "vllm", HERE.parent / "sources")
 sys.path[:0] = [str(HERE), *map(str, SHARED), str(HERE.parents[2])]
 
@@ -66,7 +67,9 @@ def reply_of(engine: Child, question: dict[str, Any]) -> dict[str, Any]:
             assert engine.returncode == 0
             return {"log": log, **json.loads(line.removeprefix(REPLY))}
         log.append(line.rstrip())
-    raise AssertionError("\n".join(["no reply; the end of the log:", *log[-40:]]))
+    raise AssertionError(
+        "\n".join(["the engine ended without a reply; the end of its log:", *log[-40:]])
+    )
 
 
 @pytest.fixture(scope="session")

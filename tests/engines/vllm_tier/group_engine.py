@@ -67,7 +67,8 @@ class GroupEngine:
         self._memory = next(iter(caches.values())).untyped_storage()
         # The first token that was computed, by request.
         self._begun: dict[str, int] = {}
-        # No worker runs here that could tell the guard that the weights are unchanged.
+        # No worker that counts changes of the weights runs here, and without one a `WeightGuard`
+        # treats the weights as changed. So remove it from the data path and from the tier.
         self.path._guard = None
         (tier,) = self.path.connector_scheduler.manager.secondary_tiers
         self.tier = tier._tier
@@ -82,7 +83,7 @@ class GroupEngine:
         return self.scheduler.connector.data_path
 
     def answer(self, prompt: list[int]) -> int:
-        """Returns how many tokens of the prompt were not computed."""
+        """Answers a prompt. Returns how many tokens of the prompt were not computed."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -134,7 +135,9 @@ class GroupEngine:
         self.scheduler.update_from_output(output, ran)
 
     def _compute(self, name: str, count: int) -> list[int]:
-        """Returns the next token, once the whole prompt is computed."""
+        """Checks the bytes of the prefix that a step reads, and writes the bytes of the `count`
+        tokens that it computes. Returns the next token, once the whole prompt is computed.
+        """
         request = self.scheduler.requests[name]
         end = request.num_computed_tokens
         start, tokens = end - count, request.all_token_ids

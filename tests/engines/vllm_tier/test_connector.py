@@ -35,7 +35,7 @@ def cached(asked: list[int]) -> int:
 @pytest.fixture(scope="module")
 def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Returns the replies of two engines that ran in turn with the same store. While the first
-    engine starts, a file is at the store's path.
+    engine starts and answers its first prompt, a file is at the store's path.
     """
     store = tmp_path_factory.mktemp("connector") / "store"
     store.touch()
@@ -71,7 +71,7 @@ def test_restarted_engine_answers_same_from_disk(runs: list[dict[str, Any]]) -> 
         assert after["first"]["disk"] == after["first"]["cached"] == cached(asked)
 
 
-def test_chunks_outlive_host_memory(runs: list[dict[str, Any]]) -> None:
+def test_chunks_dropped_from_host_memory_come_from_disk(runs: list[dict[str, Any]]) -> None:
     for asked, said in zip((FIRST, SECOND), runs[0]["answers"][1:], strict=True):
         assert said["again"]["tokens"] == said["first"]["tokens"]
         assert said["again"]["disk"] == cached(asked)

@@ -74,8 +74,8 @@ def allow_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ASKED = prompt(51, 600)
-# The kinds of the groups, and what the second engine loads of `ASKED`. A chunk has 256 tokens, or
-# one block if a group has a state, which exists at the end of the last block only.
+# The kinds of the groups, and how many tokens of `ASKED` the second engine loads. A chunk has 256
+# tokens, or one block if a group has a state, which exists at the end of the last whole block only.
 MODELS = {
     "latent": ({"MLAAttentionSpec"}, 512),
     "indexer": ({"UniformTypeKVCacheSpecs"}, 512),

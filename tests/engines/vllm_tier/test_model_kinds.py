@@ -20,9 +20,9 @@ PROMPTS = [prompt(21, 600), prompt(22, 700)]
 
 @dataclass(frozen=True)
 class Case:
-    """`shape`: the model's shape in `make_model.py`. `kinds`: the kinds of its KV cache groups.
-    `disk`: for each prompt, how many of its tokens the second engine loads. `options`: vLLM's
-    options.
+    """`shape`: the model's shape in `engines/vllm/make_model.py`. `kinds`: the kinds of its KV
+    cache groups. `disk`: for each prompt, how many of its tokens the second engine loads.
+    `options`: vLLM's options.
     """
 
     shape: str

@@ -1,4 +1,4 @@
-"""The tier under vLLM's real tiering manager, which moves chunks (some consecutive blocks) between
+"""The tier under vLLM's real tiering manager, which moves chunks (here single blocks) between
 device, host memory and tiers: answers, bytes, failing loads, aborted requests, resets of the cache,
 and a missing store.
 """
@@ -244,7 +244,7 @@ def test_raising_tier_costs_hits_only(engine: TierEngine, monkeypatch: pytest.Mo
 
 def test_closed_store_is_reopened(engine: TierEngine) -> None:
     """The engine serves while its store is closed, and uses the store after it is reopened. This
-    must be the last test, because it closes the store that all tests share.
+    must be the last test of this file, because it closes the store that all tests share.
     """
     expected = ask(engine, FIRST)
     closed = engine.tier._store._store

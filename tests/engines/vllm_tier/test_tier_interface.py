@@ -1,7 +1,7 @@
 """The interface of secondary tiers of every tested vLLM, read from its sources without importing
-them. `test_interface.py` of the connector covers all uses of objects that have a type. These tests
-cover the tier's other uses: attributes of objects without a type, and lines of vLLM's code on which
-the tier relies. The last test runs code of the installed vLLM.
+them. `tests/engines/vllm/test_interface.py` covers all uses of objects that have a type. These
+tests cover the tier's other uses: attributes of objects without a type, and lines of vLLM's code on
+which the tier relies. The last test runs code of the installed vLLM.
 """
 
 import ast
@@ -35,7 +35,7 @@ def test_tier_base_class_has_tested_interface(sources: Sources) -> None:
     assert sources.fields(BASE, "JobResult") == RESULT
 
 
-def test_newest_vllm_requires_config_info() -> None:
+def test_newest_vllm_declares_config_info() -> None:
     newest = Sources(sources_of("vllm", TESTED[-1]))
     base = newest.methods(BASE, "SecondaryTierManager")
     assert parameters(base["config_info_keys"]).positional == ["tier_config"]
@@ -46,7 +46,7 @@ def test_newest_vllm_requires_config_info() -> None:
     assert "tier" not in keys
 
 
-def test_async_lookups_are_batched(sources: Sources) -> None:
+def test_async_lookup_manager_has_tested_interface(sources: Sources) -> None:
     manager = (f"{OFFLOAD}.tiering.async_lookup", "AsyncLookupManager")
     assert parameters(sources.methods(*manager)["__init__"]).positional == ["tier_type"]
     assert sources.abstract(*manager) == {"batch_lookup"}

@@ -51,7 +51,8 @@ def made(
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
     assert kv_cache_config.kv_cache_groups
     if tier._tier is not None:
-        # No engine runs here that could tell the guard that the weights are unchanged.
+        # No worker that counts changes of the weights runs here, and without one a `WeightGuard`
+        # treats the weights as changed. So remove the tier's guard.
         tier._tier._guard = None
     return tier
 

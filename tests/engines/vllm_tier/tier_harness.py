@@ -11,8 +11,8 @@ from harness import BLOCK, BLOCKS, Engine, prompt, reply
 
 from servers.vllm import CPU_SPEC
 
-# Capacity of vLLM's host tier in chunks: it holds the longest prompt, so that the previous prompt
-# is in the store only.
+# Capacity of vLLM's host tier in chunks: enough for the longest prompt, but not for two prompts of
+# 300 tokens.
 HOST_CHUNKS = 16
 PREFIX = "vllm:kv_offload_"
 # The seed of a prompt that no test uses.

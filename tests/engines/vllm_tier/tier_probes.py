@@ -1,4 +1,4 @@
-"""Replaces methods of vLLM's secondary tier: records digests of rows, and makes loads fail."""
+"""Replaces methods of our secondary tier: records digests of rows, and makes loads fail."""
 
 import hashlib
 from collections.abc import Sequence
