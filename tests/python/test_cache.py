@@ -88,8 +88,8 @@ def test_pool_rows_are_put_and_loaded(tmp_path: Path, scope: rt.Scope) -> None:
         for staged in (False, True):
             for half in halves:
                 half[:] = 0
-            # The rows are in reverse order, so that all pages but one are loaded to other rows than
-            # the rows that they were put from.
+            # The rows are in reverse order, so that only one page is loaded to the row that it was
+            # put from.
             out = pool.pages(range(6, 0, -1))
             got = cache.submit_get(scope, keys, out, staged=staged).wait(WAIT)
             assert got is not None

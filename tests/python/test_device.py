@@ -28,9 +28,10 @@ import ritornello as rt
 if os.environ.get("RITORNELLO_TEST_DEVICE") != "emulated":
     pytest.skip("these tests need an emulated device: `make test-device`", allow_module_level=True)
 
-# Bytes of pinned memory. A load or save moves its pages in windows of at most an eighth of this
-# memory.
+# Bytes of pinned memory. A save moves its pages in windows of at most an eighth of this memory, a
+# load in windows of at most a sixteenth.
 STAGING = 8 << 20
+# Maximum bytes of a save's window.
 WINDOW = STAGING // 8
 BLOCKS = 29
 LAYERS = 3
@@ -330,7 +331,7 @@ def test_memory_lives_while_pages_name_it(device: rt.Device) -> None:
 
 PIECE = 20_000
 PAGE = LAYERS * PIECE
-# The pages fill nine windows, and a tenth window in part.
+# The pages fill nine windows of a save, and a tenth window in part.
 PAGES = 9 * (WINDOW // PAGE) + 5
 KEYS = keys_of("device", PAGES)
 SCOPE = rt.Scope.opaque("device", PAGE, chained=True)
@@ -389,7 +390,6 @@ def test_pages_of_host_memory_load_into_blocks(device: rt.Device, store: rt.Stor
 def test_only_leading_pages_are_delivered(device: rt.Device, store: rt.Store) -> None:
     memory, blocks = large()
     pages = memory.pool(device).pages(blocks)
-    # The last of the stored pages is in the middle of a window.
     stored = 5 * (WINDOW // PAGE) + 3
     for name, chained in (("chained", True), ("single", False)):
         scope = rt.Scope.opaque(name, PAGE, chained=chained)

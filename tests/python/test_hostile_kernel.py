@@ -1,5 +1,5 @@
 """A kernel that refuses calls: failed syncs and allocations by `strace -e inject`, and a sandbox
-that forbids `io_uring`, as many containers do, and direct I/O.
+that forbids `io_uring`, like the default profile of container runtimes, and direct I/O.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ try:
 except RitornelloError:
     pass
 """
-# By architecture: the flag O_DIRECT, and the system calls that open files, each with the index of
-# its argument `flags`.
+# By architecture: the flag O_DIRECT, and the numbers of the system calls `open` (on x86_64) and
+# `openat`, each with the index of its argument `flags`.
 MACHINES = {"x86_64": (0x4000, {2: 1, 257: 2}), "aarch64": (0x10000, {56: 2})}
 IO_URING_SETUP = 425
 
@@ -148,7 +148,7 @@ def check(path: Path, said: dict[str, Any]) -> None:
         store.flush()
 
 
-# Opening a new store makes the first ten calls of `fdatasync`.
+# Opening a new store makes fewer than 12 calls of `fdatasync`, so a later sync fails.
 @pytest.mark.parametrize("nth", [12, 16, 20, 24])
 def test_store_reopens_after_failed_fdatasync(tmp_path: Path, nth: int) -> None:
     path = tmp_path / "kv"

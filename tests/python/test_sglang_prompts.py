@@ -208,7 +208,7 @@ def test_unknown_step_ends_measuring(watched: Any, caplog: pytest.LogCaptureFixt
 class Device:
     """Stand-in for torch's module of a device, such as `torch.cuda`. Times are in milliseconds
     since the device's start. `queued_ms`: the time at which all queued work will have ended.
-    `computed_ms`: the current time; the device has completed the work that ends by then.
+    `computed_ms`: the current time; the device has completed the work that ends until this time.
     """
 
     def __init__(self) -> None:

@@ -114,7 +114,7 @@ def test_members_of_class_reach_class_of_data_path(owner: Any) -> None:
 
 def base(**changes: Any) -> Any:
     """Returns a stand-in for vLLM's connector class that has the interface in
-    `ritornello.vllm.interface`; `changes` adds or replaces members, and "gone" removes one.
+    `ritornello.vllm.interface`; `changes` adds or replaces members, and `"gone"` removes a member.
     """
 
     def made(self: Any, vllm_config: Any, role: Any, kv_cache_config: Any) -> None: ...

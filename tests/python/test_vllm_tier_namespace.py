@@ -104,7 +104,8 @@ def vllm(folder: Path, **changes: Any) -> Any:
 
 def of(folder: Path, **changes: Any) -> Namespace:
     """Returns the namespace of an engine. `changes`: other values of fields of vLLM's
-    configuration, by "section__field", or of `OffloadingConfig`, or `machine`, `row` or `specs`.
+    configuration, by "section__field", or of `OffloadingConfig`, or `machine` (the kernel
+    platform), `row` (bytes of a chunk in the host tier) or `specs` (one for each KV cache group).
     """
     config = {name: changes.pop(name) for name in list(changes) if "__" in name}
     machine, row = changes.pop("machine", MACHINE), changes.pop("row", ROW)
@@ -269,7 +270,8 @@ def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
 
 def base(**changes: Any) -> Any:
     """Returns a stand-in for vLLM's class of secondary tiers that has the interface in
-    `ritornello.vllm.tier.interface`; `changes` adds or replaces members, and "gone" removes one.
+    `ritornello.vllm.tier.interface`; `changes` adds or replaces members, and `"gone"` removes
+    a member.
     """
 
     def made(

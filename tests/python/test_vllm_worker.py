@@ -370,7 +370,7 @@ def test_step_waits_for_saves_of_freed_requests(side: WorkerSide, store: FakeSto
 
 
 def test_every_step_waits_for_saves_of_windows(store: FakeStore, meter: StepMeter) -> None:
-    """The engine gives blocks that have left a window away while their request runs."""
+    """The engine reuses blocks that have left a window while their request still runs."""
     side = ready(store, meter)
     windowed = identity(cache_group(reach=Reach(128)))
     side._held = HeldObjects(windowed, [[held_object(FIRST)]])

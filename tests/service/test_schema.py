@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from service_process import ADMIN, get, serving
 
-# Maximum number of requests for each route and kind of check.
+# Maximum number of generated requests for each route, in each phase of Schemathesis.
 EXAMPLES = 30
 # Requests per second, below the limit of the service.
 RATE = "80/s"

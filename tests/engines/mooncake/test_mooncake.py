@@ -56,8 +56,8 @@ class Process:
         return self.process.stdout.readline().strip()
 
     def ask(self, what: str) -> tuple[int, int]:
-        """Sends a command to the worker. Returns the two numbers of its answer; see
-        `worker.use`.
+        """Sends a command to the worker. Returns the two numbers of its answer; see `use`
+        in `worker.py`.
         """
         assert self.process.stdin
         print(what, file=self.process.stdin, flush=True)
@@ -103,7 +103,7 @@ def master(start: Start, port: int, tmp_path: Path) -> Process:
 
 @pytest.fixture
 def holder(start: Start, master: Process, port: int) -> Process:
-    """Starts the process whose memory is the Mooncake store."""
+    """Starts, and returns, the process whose memory holds the values of the Mooncake store."""
     del master
     for _ in range(100):
         holder = start(sys.executable, HERE / "worker.py", "hold", f"127.0.0.1:{port}")

@@ -1,5 +1,5 @@
 """One vLLM with `RitornelloConnector` and the data path of GPU engines. `OffloadingPath` builds
-vLLM's offloading as on a GPU; only its worker copies between CPU tensors and host memory
+vLLM's offloading as on a GPU, except that its worker copies between CPU tensors and host memory
 (`servers.cpu_offloading`).
 
 After its imports the program reads a question, one line of JSON: the `model`, the connector's

@@ -181,7 +181,9 @@ class GroupEngine:
 
 
 def window_of(spec: Any, start: int) -> int:
-    """Returns how many tokens before token `start` a model reads to compute it; 1 for a state."""
+    """Returns how many tokens before token `start` a model reads to compute it; 1 for a recurrent
+    state, which covers all tokens before it.
+    """
     if hasattr(spec, "mamba_cache_mode"):
         return 1
     if size := getattr(spec, "attention_chunk_size", None):

@@ -22,8 +22,8 @@ FETCHED, OTHER = prompt(41, 500), prompt(42, 300)
 LONG, LONG_ANSWER = [prompt(43 + number, 386) for number in range(3)], 60
 # A lookup waits for the remote at most 5 seconds: longer than the steps until the preemption take.
 PREFETCH = "timeout(5, 0)"
-# `ritornello.Cache` keeps the outcome of a prompt's last fetch for this time, and meanwhile does
-# not fetch the prompt again.
+# `ritornello.Cache` keeps the outcome of a prompt's last fetch for this time, and does not fetch
+# the prompt again within it.
 OUTCOME_SECONDS = 5.0
 WAIT_SECONDS = 120.0
 

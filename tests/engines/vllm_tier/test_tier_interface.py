@@ -68,7 +68,9 @@ def test_engine_configuration_is_on_stack(sources: Sources) -> None:
 
 
 def test_connector_configures_offloading(sources: Sources) -> None:
-    """`OffloadingPath` derives from vLLM's connector, and sets these keys of its configuration."""
+    """`OffloadingPath` derives from vLLM's connector, and sets the keys of its configuration that
+    are checked here.
+    """
     connector = sources.methods(f"{CONNECTOR}_connector", "OffloadingConnector")
     assert tuple(parameters(connector["__init__"]).positional) == CONNECTOR_PARAMETERS
     config = sources.text(f"{CONNECTOR}.config")
