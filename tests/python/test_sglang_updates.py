@@ -146,7 +146,7 @@ def test_pages_loaded_during_update_are_not_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        (classes(**{UPDATE_METHODS[0]: None}), f"missing: {UPDATE_METHODS[0]}"),
+        (classes(**{UPDATE_METHODS[0]: None}), f"Updater has no {UPDATE_METHODS[0]}"),
         ((*classes()[:2], type("Controller", (), {})), "Controller has no reset"),
         ((classes()[0], type("Manager", (), {}), classes()[2]), f"Manager has no {RECORDER}"),
     ],
