@@ -1,1 +1,1 @@
-"""`make demo`: a real vLLM answers long prompts without prefilling them, in a new process."""
+"""`make demo`: a new vLLM process loads the KV of long prompts instead of prefilling them."""

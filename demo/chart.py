@@ -30,7 +30,7 @@ def seconds(value: float) -> str:
 
 
 def bar(axes: Axes, left: float, height: float, top: float, colour: str, strong: bool) -> None:
-    """Draws a bar with rounded upper corners, and its value above it."""
+    """Draws a bar, with rounded corners if it is higher than `top` / 20, and its value above it."""
     if height > top / 20:
         axes.add_patch(
             FancyBboxPatch(

@@ -21,7 +21,7 @@ QUESTION = "\nQuestion: what does the archive say?\nAnswer:"
 
 @dataclass(frozen=True)
 class Prompt:
-    """One document with its first question, exactly `length` tokens."""
+    """The beginning of a document and a question, together exactly `length` tokens."""
 
     document: int
     length: int
@@ -29,8 +29,8 @@ class Prompt:
 
 
 def text(seed: int, characters: int) -> str:
-    """Generates sentences of at least `characters` characters. Documents of different seeds differ
-    in their second word.
+    """Returns a text of at least `characters` characters. Texts of different seeds differ in their
+    second word.
     """
     chance = random.Random(seed)
     written = [f"Document {seed}."]

@@ -94,7 +94,9 @@ def broken_claims(samples: Sequence[Sample]) -> list[str]:
 
 
 def write_report(path: Path, found: Sequence[Row], hook_share: float, versions: str) -> None:
-    """Writes the figures of the longest documents, and in `rows` the figures of all lengths."""
+    """Writes times and tokens of the longest documents, figures of the whole demonstration, and in
+    `rows` the figures of each length.
+    """
     longest = found[-1]
     path.write_text(
         json.dumps(

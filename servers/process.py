@@ -15,7 +15,9 @@ from typing import Self
 
 
 class ServerError(Exception):
-    """A server or a request to it failed; the message names the server or request, and the log."""
+    """A server, its preparation or a request to it failed; the message says which, and why or in
+    which log to look.
+    """
 
 
 class Started(ABC):

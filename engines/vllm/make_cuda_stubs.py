@@ -3,12 +3,13 @@
 GPU.
 
 The package index has torch with CUDA only, and torch cannot be imported if the CUDA libraries to
-which it is linked are missing. Each symbol that torch needs from one of them becomes a function
-that returns 100 (cudaErrorNoDevice), so that torch loads, finds no device, and runs on the CPU.
+which it is linked are missing. Each symbol that torch needs from one of them becomes a function,
+most of which return 100 (cudaErrorNoDevice), so that torch loads, finds no device, and runs on the
+CPU.
 
     python3 make_cuda_stubs.py SITE_PACKAGES        # needs gcc and readelf; about two seconds
 
-A second run changes nothing: stubs of an earlier run do not count as existing libraries.
+A second run makes the same stubs again: stubs of an earlier run do not count as existing libraries.
 """
 
 from __future__ import annotations

@@ -85,15 +85,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=300, help="training steps (default: 300)")
     parser.add_argument(
-        "--batch", type=int, default=8, help=f"windows of {WINDOW} tokens per training step"
+        "--batch", type=int, default=8, help=f"windows of {WINDOW} tokens per step (default: 8)"
     )
-    parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument(
-        "--keep", type=int, default=512, help="tokens whose keys and values are written"
+        "--tokens", type=int, default=512, help="tokens of the model's input (default: 512)"
     )
-    parser.add_argument("--queries", type=int, default=64)
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=512,
+        help="last tokens of the input whose keys and values are written (default: 512)",
+    )
+    parser.add_argument(
+        "--queries",
+        type=int,
+        default=64,
+        help="last tokens of the input whose queries are written (default: 64)",
+    )
     parser.add_argument(
         "--layers", default="", help="numbers of the layers to write (default: all)"
     )

@@ -18,11 +18,14 @@ const OPS_MAX: usize = 100;
 /// Number of scopes. The first half of them is chained.
 const SCOPES: u8 = 4;
 
-/// Returns inputs with inserts and all other operations, on a few paths.
+/// Returns two inputs: inserts on eight paths around one operation of each kind, and the first five
+/// of these inserts.
 pub fn operations() -> Vec<Vec<u8>> {
     let put = |path: u8, first: u8| [0, path, path, first, 9, 1];
     let puts = (0..8).flat_map(|path| [put(path, 0), put(path, 9)]);
     let rest = (1..10).map(|what| [what, what, what / 2, what, 3, what]);
+    let drop_scope = [6, 1, 0, 0, 0, 8];
+    let rest = rest.chain([drop_scope]);
     let all: Vec<u8> = puts.clone().chain(rest).chain(puts).flatten().collect();
     vec![all.clone(), all[..30].to_vec()]
 }

@@ -1,14 +1,16 @@
-//! Feeds every parser of bytes that may be damaged with nearly valid inputs: valid inputs that are
-//! changed in a few bytes, truncated, spliced and extended. Their checksums are recomputed, because
-//! a parser would otherwise reject most inputs by the checksum. A parser may refuse an input; a
-//! parser must not panic, hang, or allocate the number of bytes that a length field claims. The
-//! fuzzer also parses messages of the socket, sends requests to a store, and applies the same
-//! random operations to the indexes `run`, `art` and `memory`.
+//! Feeds the parsers listed in `targets.rs` with nearly valid inputs: valid inputs that are changed
+//! in a few bytes, truncated, spliced and extended. Checksums of the store's own formats are
+//! recomputed, because a parser would otherwise reject most inputs by the checksum. A parser may
+//! refuse an input; a parser must not panic, hang, or allocate the number of bytes that a length
+//! field claims. The fuzzer also parses messages of the socket, sends requests to a store, and
+//! applies the same random operations to the indexes `run`, `art` and `memory`.
 //!
 //! ```text
 //! cargo run -p ritornello-fuzz -- [SECONDS per target] [SEED] [TARGET]
 //! ```
-//! The same seed makes the same inputs in the same order. An input that breaks a parser is printed.
+//! The same seed makes the same inputs in the same order. An input is printed if its parser panics,
+//! or returns after more than five seconds. It is not printed if its parser aborts the process
+//! (as a failed allocation does), or never returns.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
 mod indexes;
@@ -23,10 +25,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use targets::{Target, targets};
 
-/// Time after which a single input counts as hanging.
+/// Maximum time of a parser for one input. The time is checked after the parser has returned.
 const SLOW: Duration = Duration::from_secs(5);
-/// Limit of the process's address space, which a parser exceeds if it allocates the bytes that a
-/// length field claims.
+/// Limit of the process's address space in bytes. A parser that allocates the number of bytes that
+/// a length field claims exceeds the limit if the field has a large value, such as 0xffff_ffff.
 const MEMORY_MAX: u64 = 2 << 30;
 
 fn main() -> ExitCode {
@@ -45,7 +47,8 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(broken))
 }
 
-/// Returns whether the target passed with all inputs.
+/// Returns false after the first input that made the target panic or take longer than [`SLOW`].
+/// Panics if the target refuses one of its valid inputs.
 fn fuzz(target: &Target, time: Duration, seed: u64) -> bool {
     let mut mutator = Mutator::new(seed, &target.seeds);
     let (started, mut inputs, mut accepted) = (Instant::now(), 0u64, 0u64);

@@ -52,8 +52,8 @@ pub fn send(message: &[u8]) -> bool {
         });
         let is_request = fuzzing::ask(catalog, message);
         *sent += 1;
-        // Replace a store that has lost the scope which all requests name, because it would give
-        // every request the same response.
+        // Replace a store that has lost its scope, because it would refuse every request that names
+        // the scope.
         if *sent == REQUESTS_MAX || catalog.probe(*known, &[]).is_err() {
             *store = None;
         }

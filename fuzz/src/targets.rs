@@ -21,7 +21,7 @@ use std::io::Write;
 pub struct Target {
     pub name: &'static str,
     pub seeds: Vec<Vec<u8>>,
-    /// Recomputes lengths and checksums.
+    /// Recomputes lengths and checksums of a changed input. [`keep`] recomputes none.
     pub seal: fn(&mut Vec<u8>),
     /// Parses an input. Returns whether the parser accepted the input.
     pub parse: fn(&[u8]) -> bool,
@@ -43,8 +43,9 @@ fn seal_file(input: &mut Vec<u8>) {
     seal_end(input);
 }
 
-/// Seals a file whose head is followed by records: length of the body, body, checksum. The last
-/// record ends at the input's end.
+/// Seals a file: magic, version and features (16 bytes), then records: length of the body, body,
+/// checksum. The checksum of the first record covers the first 16 bytes too. If a record claims more
+/// bytes than the input has, its body is made to end before the last 8 bytes of the input.
 fn seal_log(input: &mut [u8]) {
     let (mut start, mut fixed) = (0, 20);
     while let Some(rest) = input.len().checked_sub(start + fixed + 8) {
@@ -310,7 +311,7 @@ fn run_header() -> RunHeader {
     }
 }
 
-/// Count of numbers in the slice that every frame encodes.
+/// Count of numbers in the slice that each input of [`codec_frames`] encodes.
 const NUMBERS: usize = 64 * 32;
 
 /// Returns an input for each codec: the codec's number, then a frame.
@@ -341,7 +342,8 @@ fn key_files() -> Vec<Vec<u8>> {
     vec![key("2026a").into_bytes(), format!("# keys\n{}\n{}", key("b"), key("a")).into_bytes()]
 }
 
-/// Parses the text of a remote's key file. Errors must not quote any part of a key.
+/// Parses the text of a remote's key file. Panics if an error quotes 17 characters of a key of
+/// [`key_files`].
 fn key_file(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     match KeyRing::parse(text) {

@@ -331,12 +331,12 @@ class Completions:
     def fileno(self) -> int:
         """An eventfd, readable if a ticket was done since the last read of the eventfd."""
     def add(self, ticket: Ticket, tag: Any) -> None:
-        """Adds a ticket, which `drain` returns with `tag` once it is done. A ticket may be added to
-        one `Completions` only.
+        """Adds a ticket. Once it is done, `drain` returns `tag` and the ticket's outcome. A ticket
+        may be added to one `Completions` only.
         """
     def drain(self) -> list[tuple[Any, Outcome]]:
-        """Returns the tickets done since the last call, each once. Read the eventfd before this
-        call: a read after it may take the signal of a ticket that was not returned.
+        """Returns the tags and outcomes of the tickets that are done, each once. Read the eventfd
+        before this call: a read after it may take the signal of a ticket that was not returned.
         """
     def __len__(self) -> int:
         """Number of tickets that were not drained yet."""
@@ -394,7 +394,7 @@ class Store:
         builds that include it, is for indexes larger than memory; "memory" is lost when the owner
         ends. An owner whose `index` differs from the store's index converts it. `segment_bytes` is
         fixed when a store is created. Settings that cannot take effect are logged. `SettingError`:
-        an argument is invalid; any other error may be temporary.
+        an argument is invalid. Other errors may be temporary.
         """
     def put_batch(
         self,

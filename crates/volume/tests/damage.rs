@@ -259,7 +259,7 @@ fn truncated_or_zeroed_segment_misses() {
 }
 
 #[test]
-fn failed_operation_affects_only_its_run() {
+fn failed_operation_gives_no_wrong_bytes_and_returns_staging() {
     for io in [IoChoice::Auto, IoChoice::Pool] {
         for fault in [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short, MediumFault::Torn]
         {

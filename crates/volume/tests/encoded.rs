@@ -1,5 +1,4 @@
-//! Encoded pages through a simple codec: for every shape, a get returns the pages that were put, or
-//! misses.
+//! Pages encoded by a simple codec: a read returns the bytes that were written, or misses.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -57,7 +56,7 @@ fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     page
 }
 
-/// Makes a run of pages in `slices` slices each; a page is encoded if this makes it shorter.
+/// Writes a run of pages in `slices` slices each; a page is encoded if this makes it shorter.
 fn encoded_run(
     rig: &Rig,
     generation: u64,

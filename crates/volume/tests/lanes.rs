@@ -37,7 +37,8 @@ fn volumes(io: IoChoice) -> Volumes {
     Volumes { dirs, segments }
 }
 
-/// Two runs of four pages on each volume, and one run with an extent on each volume.
+/// Returns two runs of four pages on each volume, and one run whose four extents are on all three
+/// volumes.
 fn runs() -> Vec<Run> {
     let mut runs: Vec<Run> = (0..6)
         .map(|at: u32| {
@@ -149,7 +150,7 @@ fn lost_volume_misses_only_its_runs() {
 }
 
 #[test]
-fn stopped_transfers_move_nothing() {
+fn transfers_past_their_deadline_fail() {
     let volumes = volumes(IoChoice::Auto);
     let mut runs = runs();
     let now = Some(std::time::Instant::now());

@@ -136,7 +136,8 @@ fn arrived_sections_are_not_written_again() {
             let _ = read(&rig, &run, 0, &mut to, PAGE, &ends);
             assert_eq!(ends.arrived(), 2);
             to.iter_mut().for_each(|page| page.slice_mut().fill(0x77));
-            // Write the same pages in slices of other lengths, as another store may.
+            // Write the same pages again, in `slices` slices each: another store may divide them
+            // differently.
             let run = run_of(&rig, PAGE, slices, &[]);
             let outcomes = read(&rig, &run, 0, &mut to, PAGE, &ends);
             assert!(outcomes.iter().all(|outcome| outcome.is_verified()));

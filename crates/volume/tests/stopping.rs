@@ -64,7 +64,7 @@ fn cancelled_or_late_call_submits_nothing() {
 }
 
 #[test]
-fn cancelled_call_delivers_pages_already_read() {
+fn each_page_of_cancelled_call_is_right_or_cancelled() {
     for rig in rigs() {
         let mut runs: Vec<Run> =
             (0..10).map(|n| Run::at(n + 1, 2, 60_000, &[], 5 + n as u32 * 40)).collect();

@@ -61,7 +61,7 @@ class Workload(Protocol):
 
     @property
     def requests(self) -> int | None:
-        """Number of requests; None if it depends on time."""
+        """Number of requests if none fails; None if it depends on time."""
 
     async def run(self, driver: "Driver") -> None:
         """Sends all requests and waits for the answers."""

@@ -30,7 +30,7 @@ class MetricsWatch:
 
     async def end(self, prompt_tokens: int) -> Metrics | None:
         """Returns the growth of the counters once the servers have counted at least `prompt_tokens`
-        prompt tokens, or after about ten seconds; None if a server does not serve `/metrics`.
+        prompt tokens, or after ten seconds of pauses; None if a server does not serve `/metrics`.
         """
         if self.before is None:
             return None

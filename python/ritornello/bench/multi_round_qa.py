@@ -17,8 +17,8 @@ from ritornello.bench.prompts import Source, joined
 class MultiRoundQA:
     """Lengths are in tokens. Without `time_s`, each of `num_users` users asks all rounds. With
     `time_s`, new users replace finished users until `time_s` seconds have passed, and `ramp_up`
-    gives the first `num_users` users different numbers of rounds (`rounds_of`). A user's rounds go
-    to the servers round robin.
+    lets some of the first `num_users` users ask fewer rounds (`rounds_of`). A user's rounds go to
+    the servers round robin.
     """
 
     source: Source
@@ -56,8 +56,8 @@ class MultiRoundQA:
         add(
             "--disable-ramp-up",
             action="store_true",
-            help="with --time: let the first --num-users users ask all rounds, instead of "
-            "different numbers of rounds",
+            help="with --time: let the first --num-users users ask all rounds (default: the later "
+            "of these users ask fewer rounds)",
         )
         add(
             "--init-user-id",
@@ -76,9 +76,8 @@ class MultiRoundQA:
         return self.num_users / self.qps
 
     def rounds_of(self, slot: int) -> int:
-        """Returns how many rounds the first user of a slot asks: the user of slot 0 all rounds and,
-        with `ramp_up`, the users of higher slots fewer, so that they do not finish at the same
-        time.
+        """Returns how many rounds the first user of a slot asks: all rounds or, with `time_s` and
+        `ramp_up`, a number that falls with the slot, so that not all users finish at the same time.
         """
         if self.time_s is None or not self.ramp_up:
             return self.num_rounds

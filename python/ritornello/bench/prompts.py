@@ -17,7 +17,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Generates pieces of prompts. A piece depends on the seed, its name and its length only.
+    """Generates pieces of prompts. A piece depends on seed, `text`, its name and its length only.
     Pieces of different names almost always differ within their first tokens. `text`: a piece is
     words, each counted as one token; otherwise a piece is token ids.
     """

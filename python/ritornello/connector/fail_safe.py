@@ -365,7 +365,7 @@ class FailSafeStore:
         if last_logged is not None and not (repeat and now - last_logged > LOG_AGAIN_SECONDS):
             return
         self._logged[signature] = now
-        outcome = "counted as a miss"
+        outcome = "counted as an error"
         if self.broken:
             self._outage_logged = True
             waits = self._will_reopen()

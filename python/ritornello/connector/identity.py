@@ -147,8 +147,8 @@ def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
 
 
 def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str) -> str:
-    """Returns why pages with equal keys may differ, in which case the engine must not be served; ""
-    if such pages are equal.
+    """Returns why pages with equal keys may differ, in which case no page may be loaded or saved;
+    "" if such pages are equal.
     """
     if scales_at_run_time:
         return (

@@ -18,7 +18,7 @@ FAMILIES_SWEPT = 2
 
 @dataclass(slots=True, eq=False)
 class LeasedKeys:
-    """A lease, and its keys that are still locked."""
+    """A lease, its keys that are still locked, and the time at which it expires."""
 
     lease: Any
     keys: Sequence[bytes]

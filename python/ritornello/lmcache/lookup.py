@@ -28,11 +28,11 @@ class ObjectLease(NamedTuple):
 class ObjectLookup:
     """A lookup of `count` objects, the members of `groups`. `expected`: the required format of
     objects, by LMCache's object group; groups without an entry accept any layout. If `expected` is
-    None, only objects without a layout are found, as `NativeClient` stores them. If `seconds` is
-    not 0, objects that are found are leased.
+    None, only objects without a layout are found, as `NativeClient` stores them.
 
     The caller repeats `advance` until it returns True. After that `found[i]` is whether object `i`
-    is stored, and `leases` protect the found objects from eviction.
+    is stored. If `seconds` is not 0, `leases` protect the found objects from eviction, up to the
+    limit of leased space that `Store.lease_prefix` names.
     """
 
     def __init__(

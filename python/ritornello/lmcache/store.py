@@ -1,4 +1,4 @@
-"""Calls of LMCache's adapters to the store. All calls have deadlines."""
+"""Calls of LMCache's adapters to the store. Gets and puts have deadlines."""
 
 import logging
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ PUT_SECONDS = 60.0
 
 class Found(NamedTuple):
     """The result of a lookup in one scope. `present[i]`: key `i` is stored. `lease` protects the
-    stored pages from eviction; None if nothing is leased. `pending`: a remote is being queried or
-    read; the caller repeats the lookup, and `present` is preliminary.
+    stored pages from eviction, up to the limit of leased space that `Store.lease_prefix` names;
+    None if nothing is leased. `pending`: a remote is being queried or read; the caller repeats the
+    lookup, and `present` is preliminary.
     """
 
     present: list[bool]
@@ -78,7 +79,7 @@ class LMCacheStore(FailSafeStore):
         return none
 
     def cancel_lookup(self, scope: "Scope", keys: Sequence[bytes]) -> None:
-        """Ends the transfers that a pending `find` started."""
+        """Cancels a pending `find`. Does nothing here: `find` in one store is never pending."""
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
@@ -120,7 +121,7 @@ class LMCacheStore(FailSafeStore):
         return self.call("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
 
     def stats_counts(self) -> Counts:
-        """Returns the counters of tiers, prefetches and the gate."""
+        """Returns the counters of tiers, prefetches and the gate: none here, for a single store."""
         return {}
 
     def capacity(self) -> int:

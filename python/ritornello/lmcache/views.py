@@ -12,7 +12,8 @@ from typing import Any
 
 def owning_view(obj: Any, address: int | None = None) -> Any:
     """Returns the bytes of a memory object, at `address` if given. The object lives as long as the
-    view and all buffers exported from it.
+    view and all buffers exported from it. Bytes that do not depend on the object are returned
+    without a reference to it.
     """
     if address is None:
         memory = obj.byte_array

@@ -1,4 +1,4 @@
-"""Calls of SGLang's storage threads to the store. All calls have deadlines."""
+"""Calls of SGLang's storage threads to the store. Gets and puts have deadlines."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -200,14 +200,18 @@ class SGLangStore(FailSafeStore):
         """
 
     def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:
-        """Cancels the fetch that `begin_lookup` began. `prompt`: all keys of the prompt."""
+        """Cancels the fetch that `begin_lookup` began. `prompt`: all keys of the prompt. Does
+        nothing in a store without tiers.
+        """
 
     def cancel_lookup(self, keys: Sequence[bytes]) -> None:
-        """Makes a waiting `find` whose last key is the last of `keys` return. Does not wait."""
+        """Makes a waiting `find` whose last key is the last of `keys` return. Does nothing in a
+        store without tiers, where `find` waits for no remote.
+        """
 
     def forget(self) -> None:
         """Makes every waiting `find` return, and releases the leases of pages that SGLang has not
-        read.
+        read. Does nothing in a store without tiers, whose lookups lease no pages.
         """
 
     def report(self, last: bool = False) -> None:

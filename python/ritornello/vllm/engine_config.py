@@ -71,7 +71,8 @@ def of_outermost(child: object, base: type) -> Any | None:
 def key_positions(context: Any) -> Mapping[bytes, int]:
     """Returns the keys that vLLM has recorded so far in the `ReqContext` of a request. The value of
     a key is the number of tokens from the beginning of the request to the end of the tokens that
-    the key covers; these tokens may end inside a chunk. Empty if the private attribute is missing.
+    the key covers; this end may be inside one of the chunks in which the tier stores tokens. Empty
+    if the private attribute is missing.
     """
     positions: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
     return positions

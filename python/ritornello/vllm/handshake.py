@@ -51,7 +51,8 @@ def group_layouts(
     facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, groups: int
 ) -> Sequence[GroupLayout]:
     """Combines the workers' reports, by group. Raises ValueError if a worker is not supported or
-    sent no report, or if the reports disagree.
+    sent no report, if the reports disagree, or if the bytes of a layer cannot be divided into its
+    heads.
     """
     for worker_rank, shard in sorted(facts.items()):
         if shard.unsupported_reason:

@@ -48,7 +48,7 @@ def group_memory(
     seen: set[int] = set()
     for name in sorted(layers, key=_natural):
         if name not in caches:
-            raise LayoutError(f"{name}: no KV cache was registered")
+            raise LayoutError(f"layer {name}: no KV cache was registered")
         _check_device(name, caches[name], device_type)
         span = _span(name, caches[name], blocks)
         if span.base in seen:
@@ -58,7 +58,9 @@ def group_memory(
         sizes.add(span.block_bytes)
         orders.add(_head_bytes(caches[name], heads, blocks) * heads == span.block_bytes)
     if len(sizes) > 1:
-        raise LayoutError(f"the blocks of {names[0]} and its neighbours differ in size")
+        raise LayoutError(
+            f"the blocks of the {len(names)} layers from {names[0]} to {names[-1]} differ in size"
+        )
     return GroupMemory(tuple(names), max(sizes, default=0), heads, orders == {True})
 
 
@@ -68,9 +70,9 @@ def spans(
     blocks: int,
     heads: tuple[int, int, int] | None = None,
 ) -> list[Span]:
-    """Returns one span for each layer, in the given order. Adjacent spans are merged, so that an
-    engine that keeps all layers of a block together moves it as one piece. `heads`: (first, end,
-    all) selects a range of the heads in a block.
+    """Returns one span for each layer, in the given order. Spans of consecutive layers that are
+    adjacent in memory are merged: if all layers of a block are adjacent, the block is one span.
+    `heads`: (first, end, all) selects the heads `first` to `end` - 1 of the `all` heads in a block.
     """
     found: list[Span] = []
     for name in layers:

@@ -88,7 +88,8 @@ class StepResults:
 
     def set_unregistered(self, reason: str) -> None:
         """Reports that the KV memory cannot be registered yet, for `reason`, or with "" that it is
-        registered. Reports nothing if neither has changed since the last report.
+        registered. Reports nothing if the previous report said the same. A new reason alone is not
+        reported.
         """
         if bool(reason) != bool(self._unregistered):
             self.report.unregistered[self._worker_rank] = reason

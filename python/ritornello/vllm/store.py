@@ -95,19 +95,21 @@ class VllmStore(FailSafeStore):
     def cancel_lookup(
         self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
     ) -> None:
-        """Cancels the transfers that a pending `lookup` started."""
+        """Ends a pending `lookup`. Does nothing here: lookups of one store are never pending."""
 
     def take_loads(self) -> list[tuple[str, int, float]]:
-        """Returns tier, bytes and seconds of the reads since the last call."""
+        """Returns tier, bytes and seconds of reads, for a gate. Empty here: a single store has no
+        gate.
+        """
         return []
 
     def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
-        """Tells the gate how long loads and prefills took. `decisions`: see `StoreHit.decision`, by
-        request.
+        """Takes the times of loads and prefills, for a gate. Does nothing here: a single store has
+        no gate. `decisions`: the `StoreHit.decision` of each request, by the request's id.
         """
 
     def report_stats(self) -> None:
-        """Adds the store's own counters to the meter, at intervals."""
+        """Adds counters of a cache to the meter. Does nothing here: a single store has no cache."""
 
     def submit_get(
         self,
@@ -148,7 +150,7 @@ class VllmStore(FailSafeStore):
     ) -> "Ticket | str":
         """Starts to store blocks. Their bytes are copied before the call returns or, on a device,
         after the work that is now queued on `stream`. Returns the ticket or, if no put was started,
-        the reason: `BUSY` if the call may be repeated later.
+        the reason: `BUSY` if the call may be repeated later, "error" if the call failed.
         """
         keys, options = self._put_options(pages)
 
@@ -226,12 +228,12 @@ class VllmStore(FailSafeStore):
         return super()._is_lost(error) and not is_of_memory
 
     def _get_options(self, pages: PageBlocks) -> dict[str, Any]:
-        """Returns further arguments of a get, for this kind of store."""
+        """Returns the arguments of a get that only one kind of store takes: none here."""
         return {}
 
     def _put_options(self, pages: PageBlocks) -> tuple[Sequence[bytes], dict[str, Any]]:
-        """Returns the keys, with the keys before the pages if the store needs them, and further
-        arguments of a put.
+        """Returns the keys that a put passes, and its further arguments. Here: the keys of `pages`,
+        the key before them, and the request to copy the bytes before the call returns.
         """
         return pages.keys, {"parent": pages.parent, "copy": True}
 

@@ -333,7 +333,7 @@ class RitornelloTier(SecondaryTierManager):
         self._meter.add(f"errors:{operation}")
         if operation not in self._logged:
             self._logged.add(operation)
-            logger.exception("ritornello: %s failed (%s); counted as a miss", operation, error)
+            logger.exception("ritornello: %s failed (%s); counted as an error", operation, error)
 
 
 INTERFACE.require(override_difference(RitornelloTier, SecondaryTierManager), vllm.__version__)

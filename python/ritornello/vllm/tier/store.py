@@ -86,7 +86,7 @@ class ChunkStore(FailSafeStore):
         self.call_later("touch", lambda store: store.touch(scope, keys))
 
     def end_step(self) -> None:
-        """Called at the end of every step."""
+        """Called at the end of every step. Does nothing unless a subclass overrides it."""
 
     def close(self) -> None:
         """Stops the background thread and closes the store. All tickets must be done."""

@@ -59,7 +59,7 @@ class StoreLookups:
         return found
 
     def end_step(self) -> None:
-        """Called at the end of every step."""
+        """Does nothing: lookups in one store keep no state of a step."""
 
     def forget(self, state: RequestState) -> None:
         """Does nothing: a lookup in one store starts no transfer that must be cancelled."""

@@ -12,9 +12,10 @@ logger = logging.getLogger("vllm.ritornello")
 class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
     `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and call
-    `cover`. `owner`: on CPUs Ritornello's connector, on GPUs None. If the engine's connector is the
-    owner itself, and not a `MultiConnector`, no other connector keeps KV. `covered`: the counts of
-    changes when the current epoch began; workers compare their counts with `covered`.
+    `cover`. `owner`: Ritornello's connector if it copies pages itself (`CpuPath`, `DevicePath`),
+    else None. If the engine's connector is the owner itself, and not a `MultiConnector`, no other
+    connector keeps KV. `covered`: the counts of changes when the current epoch began; workers
+    compare their counts with `covered`.
     """
 
     def __init__(self) -> None:
