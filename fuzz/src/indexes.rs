@@ -18,8 +18,8 @@ const OPS_MAX: usize = 100;
 /// Number of scopes. The first half of them is chained.
 const SCOPES: u8 = 4;
 
-/// Returns two inputs: inserts on eight paths around one operation of each kind, and the first five
-/// of these inserts.
+/// Returns two inputs: inserts on eight paths before and after operations of all kinds, and the
+/// first five of these inserts.
 pub fn operations() -> Vec<Vec<u8>> {
     let put = |path: u8, first: u8| [0, path, path, first, 9, 1];
     let puts = (0..8).flat_map(|path| [put(path, 0), put(path, 9)]);

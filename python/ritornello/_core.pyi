@@ -135,9 +135,9 @@ class Device:
         """Opens CUDA device `ordinal` of this process with at least `staging` bytes of pinned host
         memory (default: 1 GiB), which are resident until the device is no longer used. `emulated`:
         opens a device that threads of this process emulate, with host memory as device memory, for
-        tests; only a wheel of `make wheel-device` can. InvalidError: no driver of release 550 or
-        later, no such device, or no emulated device. RetryError: the memory cannot be allocated or
-        pinned. FatalError: the driver failed.
+        tests; only a wheel of `make wheel-device` can. InvalidError: no driver for CUDA 12 or later
+        (with a release before 550 all moves use the copy engines), no such device, or no emulated
+        device. RetryError: the memory cannot be allocated or pinned. FatalError: the driver failed.
         """
     def pool(
         self,

@@ -152,8 +152,8 @@ fn read_and_check(
 fn mixed_encodings_round_trip_in_every_io_mode() {
     for rig in rigs() {
         // The runs have encoded, partly encoded and raw pages. In a run with a raw page, each
-        // encoded page has the same length on disk as the raw page. The transfer reads the encoded
-        // page into the target, copies it to the heap, and decodes the copy.
+        // encoded page takes as much space on disk as the raw page. The transfer can therefore read
+        // the encoded page into the target, and then decodes a copy of it.
         for noises in [vec![0, 8, 0], vec![0, 8, 16, 0]] {
             for (length, slices) in [(12_000, 1), (300_000, 4), (1_500_002, 16)] {
                 let contents: Vec<Vec<u8>> =

@@ -145,7 +145,8 @@ def _checked_tiers(given: Mapping[str, Any], place: str, own: Collection[str]) -
         )
     if not isinstance(prefetch, str):
         raise ValueError(
-            f'{place}: "prefetch" is "best_effort", "wait_complete" or "timeout", not {prefetch!r}'
+            f'{place}: "prefetch" is text: "best_effort", "wait_complete", "timeout", or with two '
+            f'times in seconds "timeout(1, 0.25)", not {prefetch!r}'
         )
     if gate not in GATES:
         raise ValueError(f'{place}: "gate" is one of {", ".join(GATES)}, not {gate!r}')

@@ -1,5 +1,6 @@
-"""Decides which CPU engines are served. An engine with context parallelism is refused at start-up.
-Any other unsupported engine runs with neither hits nor saves, and one log line names the reason.
+"""Decides which engines our own copies (`CpuPath`, `DevicePath`) serve. An engine with context
+parallelism is refused at start-up. Any other unsupported engine runs with neither hits nor saves,
+and one log line names the reason.
 """
 
 from typing import TYPE_CHECKING
@@ -85,7 +86,8 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
                 if kind in OFFLOADED
                 else ""
             )
-            return f"{kind} is not served on CPUs, only {', '.join(SERVED)}{elsewhere}"
+            served = ", ".join(SERVED)
+            return f"the connector's own copies do not serve {kind}, only {served}{elsewhere}"
         if getattr(group.kv_cache_spec, "tokens_per_state", 1) != 1:
             return "KV that stores several tokens in one state is not served"
         if kind == "MLAAttentionSpec" and not vllm_config.cache_config.enable_prefix_caching:

@@ -42,8 +42,8 @@ MODEL_METHODS = ("load_weights",)
 SUSPEND_METHODS = ("sleep", "discard")
 RESUME_METHOD = "wake_up"
 
-# Minimum time between checks in steps that compute one token of each request; other steps always
-# check.
+# Minimum time between checks in steps that compute one token of each request. Other steps check at
+# their beginning, unless they take a new baseline.
 DECODE_SECONDS = 0.05
 # Time between two samples of the parameters' bytes.
 SAMPLE_SECONDS = 5.0
