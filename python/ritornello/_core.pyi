@@ -173,8 +173,9 @@ class Device:
         FatalError, and later calls raise FatalError.
         """
     def stats(self) -> dict[str, Any]:
-        """Returns `device` (`describe()`), `broken`, and `staging`: the `capacity`, bytes `in_use`,
-        and `peak` of the pinned memory in bytes, and its `backing`.
+        """Returns `device` (`describe()`), `broken`, and `staging`: the `capacity` of the pinned
+        memory, the memory `in_use` and its `peak`, all in bytes, and the kind of its pages
+        (`backing`).
         """
 
 @final
