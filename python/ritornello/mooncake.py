@@ -79,7 +79,7 @@ class Mooncake:
         if size in ABSENT:
             return None
         if size < 0:
-            raise RetryError(f"Mooncake's get_size returned status {size}")
+            raise RetryError(f"Mooncake's get_size returned status {size}: see Mooncake's log")
         stop = size if stop is None else min(stop, size)
         parts = []
         buffer = self.buffers.get()
@@ -106,17 +106,17 @@ class Mooncake:
         """Returns whether the name has a value."""
         found: int = self.store.is_exist(name)
         if found < 0 and found not in ABSENT:
-            raise RetryError(f"Mooncake's is_exist returned status {found}")
+            raise RetryError(f"Mooncake's is_exist returned status {found}: see Mooncake's log")
         return found == 1
 
     def set(self, name: str, value: bytes) -> None:
         """Writes a value."""
         done = self.store.upsert(name, value)
         if done != 0:
-            raise RetryError(f"Mooncake's upsert returned status {done}")
+            raise RetryError(f"Mooncake's upsert returned status {done}: see Mooncake's log")
 
     def delete(self, name: str) -> None:
         """Removes a value, even while it is being read."""
         done = self.store.remove(name, True)
         if done not in (0, NOT_FOUND):
-            raise RetryError(f"Mooncake's remove returned status {done}")
+            raise RetryError(f"Mooncake's remove returned status {done}: see Mooncake's log")

@@ -1,7 +1,7 @@
-"""Functions and classes of SGLang that the storage needs besides SGLang's storage interface. Names
-as in SGLang 0.5.23. The storage wraps a method of one class (`transfers`), and with tiers methods
-of further classes (`prompts`, `prefills`). If a method cannot be wrapped, the storage works without
-the feature that needs it, and logs the reason.
+"""Functions and classes of SGLang that the storage needs besides SGLang's storage interface, by
+their names in SGLang 0.5.23. The storage wraps a method of one class (`transfers`), and with tiers
+methods of further classes (`prompts`, `prefills`). If a method cannot be wrapped, the storage works
+without the feature that needs it, and logs the reason.
 """
 
 import logging

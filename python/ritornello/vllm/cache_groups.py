@@ -33,8 +33,8 @@ Heads = tuple[int, int]
 class Reach:
     """The earlier tokens that a KV cache group reads to compute the next token. Full attention
     reads all pages: `tokens` is None. A sliding window reads the last `tokens` tokens, and needs
-    the pages that contain them. A recurrent state (which `CpuPath` does
-    not serve) sums up all tokens before it, and needs the last page only: `tokens` is 1.
+    the pages that contain them. A recurrent state (which `CpuPath` does not serve) sums up all
+    tokens before it, and needs the last page only: `tokens` is 1.
     """
 
     tokens: int | None = None
@@ -59,9 +59,10 @@ def trailing(window: int) -> Reach:
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """One KV cache group over the whole model. `head_bytes`: bytes of one head of one layer in a
-    block. `head_ranges`: ranges of KV heads, each stored separately. `shared`: the head ranges
-    depend on the model alone. `stages`: the group's layers in each pipeline stage; a stage may be
-    empty.
+    block. `layout`: how the bytes of a block are arranged. `spec`: vLLM's description of the group,
+    without fields that depend on the number of workers. `head_ranges`: ranges of KV heads, each
+    stored separately. `shared`: the head ranges depend on the model alone. `stages`: the group's
+    layers in each pipeline stage; a stage may be empty.
     """
 
     reach: Reach

@@ -37,8 +37,9 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """One KV cache group over all workers. `head_bytes`: bytes of one head of one layer in a block.
-    `arrangement`: how attention arranges the bytes of a block, as in `GroupMemory`.
+    """One KV cache group over all workers. `stages`: the group's layers in each pipeline stage.
+    `head_bytes`: bytes of one head of one layer in a block. `head_major`: as in `GroupMemory`, of
+    all workers. `arrangement`: how attention arranges the bytes of a block, as in `GroupMemory`.
     """
 
     stages: tuple[tuple[str, ...], ...]

@@ -71,11 +71,12 @@ class WindowSearch:
 
 @dataclass(slots=True)
 class RequestState:
-    """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
-    at any time. `prompts`: with several tiers, the lookups of the request. The name of a lookup is
-    the number of a chained group for its leading chunks, the last key of a window, and the key of
-    any other chunk. `searches`: searches for windows, by group. `prefix_pending_in`: the step in
-    which the answer of a chained group is pending.
+    """State of a request. `answers`: for one step, whether each chunk that was looked up may be
+    loaded. `failed`: chunks that a load of the request did not fill. The lookup thread may append
+    to `leases` at any time. `prompts`: with several tiers, the lookups of the request. The name of
+    a lookup is the number of a chained group for its leading chunks, the last key of a window, and
+    the key of any other chunk. `searches`: searches for windows, by group. `prefix_pending_in`: the
+    step in which the answer of a chained group is pending.
     """
 
     options: RequestOptions
