@@ -1,4 +1,6 @@
-"""Which engines' host memory holds the bytes of all workers in each row."""
+"""Tests which engines are served: those in whose host memory each row, the place of one offloaded
+chunk, holds the bytes of all workers.
+"""
 
 from types import SimpleNamespace
 from typing import Any

@@ -50,7 +50,7 @@ pub struct MoveEntry {
     pub slot: u32,
 }
 
-/// A table entry without padding, which is uploaded byte by byte.
+/// A table entry. Its memory is copied to the device as it is, so it has no padding.
 pub(crate) trait Entry: Copy {}
 impl Entry for SpanEntry {}
 impl Entry for MoveEntry {}

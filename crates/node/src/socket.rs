@@ -125,8 +125,8 @@ pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Optio
     Ok(Some(UnixStream::from(socket)))
 }
 
-/// Rejects a peer of another user. Returns the peer's process id, or zero if it is in another PID
-/// namespace.
+/// Rejects a peer of another user. Returns the peer's process id, or zero if the peer is not
+/// visible in this process's PID namespace.
 ///
 /// # Errors
 /// `Invalid`, naming the peer's user; [`OwnerLost`](crate::owner_lost::OwnerLost) if the kernel

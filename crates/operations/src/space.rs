@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 /// Arguments of `resize`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A smaller store keeps the most recently used pages: they are moved out of the segments to be
-removed, and all other pages are evicted. Leased and retained pages, and pages being written, may
-take at most 95 % of the new capacity. The command ends when the files are removed; if it is
-interrupted, the store's owner continues.
+The pages in the segments to be removed are moved to the segments that remain. If these lack space,
+pages are evicted in the order of the store's eviction policy. Leased and retained pages, and pages
+being written, may take at most 95 % of the new capacity. The command ends when the files are
+removed; if it is interrupted, the store's owner continues.
 
 Pass the new capacity to Store.open too, or no capacity: an owner resizes the store to the capacity
 that it is given.

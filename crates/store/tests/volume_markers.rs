@@ -148,7 +148,7 @@ fn segments_do_not_identify_a_marked_volume() {
     assert_eq!(
         marked.unwrap_err().kind(),
         ErrorKind::Invalid,
-        "a directory without most segments was marked"
+        "a directory that lacks most segments was marked"
     );
     open.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
@@ -255,7 +255,8 @@ fn client_writes_to_no_segment_of_another_store() {
     assert_eq!(found(&second), PAGES);
 }
 
-/// Unmounts /b, and creates a store in its place.
+/// Unmounts /b. Creates and fills a store in /other, whose volume is the directory that is now at
+/// /b, and returns this store, open.
 fn mount_another_store(disk: &SimDisk) -> Open {
     disk.unmount(Path::new("/b")).unwrap();
     let other = Options { dir: "/other".into(), paths: vec!["/b".into()], ..two_volumes() };

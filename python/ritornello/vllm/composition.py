@@ -91,7 +91,9 @@ class FactsCollector:
         return IDLE if self._over else REQUEST_FACTS
 
     def add(self, facts: Mapping[WorkerRank, ShardFacts]) -> Mapping[WorkerRank, ShardFacts] | None:
-        """Returns the `ShardFacts` of all workers once all have sent them, else None."""
+        """Adds facts. Returns the `ShardFacts` of all workers if this call completes them, else
+        None.
+        """
         self._facts.update(facts)
         if self._over or len(self._facts) < self._workers:
             return None

@@ -65,7 +65,7 @@ class RitornelloStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """Returns pages by counter, and the share of time spent in hooks, for vLLM's log line."""
+        """Returns pages by counter, and time in hooks per time in steps, for vLLM's log line."""
         summary: dict[str, int | float] = {
             name: int(self.data[name])
             for name in COUNTERS

@@ -78,8 +78,9 @@ class OffloadingPath(OffloadingConnector):
         self._guard: WeightGuard | None = None
         if is_scheduler and not reason:
             guard = self._guard = guard_of_engine()
-            # Without a tier that serves the engine Ritornello stores no chunk, so no epoch begins:
-            # the changes are only covered. A tier that serves the engine replaces `begin_epoch`.
+            # Without a tier that serves the engine, Ritornello stores no chunk and needs no new
+            # epoch. A reset of vLLM's caches then only records in the guard that no cache holds
+            # pages of previous weights. A tier that serves the engine replaces `begin_epoch`.
             guard.begin_epoch = lambda: guard.cover(guard.read())
         tier = _tier(vllm_config, settings) | {
             "engine": EngineConfig(vllm_config, kv_cache_config, self._guard)

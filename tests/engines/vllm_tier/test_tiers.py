@@ -91,8 +91,7 @@ def test_each_engine_serves_what_the_other_computed(told: dict[str, dict[str, An
     assert told["connector"]["loaded"]["cached"] == 899 // CHUNK * CHUNK
 
 
-def test_gate_decides_after_measured_prefill(told: dict[str, dict[str, Any]]) -> None:
-    """A gate counts its decisions, and decides only after it has measured a prefill."""
+def test_gate_decisions_and_prefetches_are_counted(told: dict[str, dict[str, Any]]) -> None:
     for name in told:
         counts = told[name]["counts"]
         assert counts["ritornello_gate_decisions"] >= 1, sorted(counts)

@@ -42,7 +42,8 @@ impl ProbeMethod {
 /// Options of an [`super::LsmIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmOptions {
-    /// Whether the structure of the tree follows the operations.
+    /// Whether the size ratio and the number of sorted runs per level follow the mix of operations,
+    /// or are fixed.
     pub mode: Mode,
     /// Bytes of changes, of all families together, that are gathered in memory before they are
     /// written as sorted runs; at least 64 KiB.

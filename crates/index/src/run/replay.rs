@@ -9,14 +9,16 @@ use ritornello_format::PageHash;
 use ritornello_format::journal::{JournalRecord, Retentions, RunImage};
 use std::sync::atomic::Ordering;
 
-/// Restored runs, without slots and attachments.
+/// Runs that were read from a checkpoint and the journal. They have no slots yet, and their
+/// attachments are collected in `links`, but not made.
 #[derive(Debug)]
 pub(super) struct Restored {
     runs: Runs,
     /// Attachments, each as child, parent and the parent's page, in the order in which they were
     /// read.
     links: Vec<(RunId, RunId, u16)>,
-    /// The largest reuse count read so far.
+    /// The largest reuse count read so far. The reuse count of a run says how often its number was
+    /// assigned before; it is the upper half of a [`RunId`].
     reuse: u32,
 }
 

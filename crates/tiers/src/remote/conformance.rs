@@ -11,7 +11,8 @@ use std::thread;
 pub struct Check {
     /// The property that must hold.
     pub what: &'static str,
-    /// How the backend violates the property; `None` if the property holds.
+    /// How the backend violates the property; `None` if no violation was found. If `list` or
+    /// `delete` fails, the properties of listing and deletion are not examined further.
     pub failure: Option<String>,
 }
 

@@ -26,7 +26,8 @@ pub struct Report {
     pub total: u64,
 }
 
-/// Rates in the owner's process and in a client, and the median ratio of the rounds.
+/// Median rates in the owner's process and in a client, and the median over the rounds of the
+/// client's rate divided by the owner's.
 #[derive(Serialize)]
 pub struct Row {
     pub own_gib_s: f64,

@@ -162,8 +162,9 @@ impl StoreCore {
         }
     }
 
-    /// Evicts until the files of the index fit into their share of the capacity, which may have
-    /// shrunk.
+    /// Shrinks the files of the index to their share of the capacity: writes checkpoints, and
+    /// evicts if these do not suffice. Stops after [`INDEX_ROUNDS`] rounds, or if `control` stops it, even
+    /// if the files are still too large.
     pub(super) fn fit_index(&self, control: &Control) -> Result<()> {
         let most = self.shape.budget().index_bytes;
         let mut written = self.index.stats().checkpoints;
@@ -238,8 +239,9 @@ impl StoreCore {
 }
 
 impl StoreSpace {
-    /// Divides the budget between the volumes. An absent volume, and a volume whose segments are to
-    /// be searched, keeps its segments and does not grow.
+    /// Divides the budget between the volumes. An absent volume keeps its segments and does not
+    /// grow; neither does a volume whose segments may hold runs that the index lacks, until a
+    /// salvage has searched them.
     pub(crate) fn share_out(&mut self, absence: &Absence, manifest: &Manifest, budget: &Budget) {
         let unsearched = &self.unsearched;
         let space = &mut self.allocator;

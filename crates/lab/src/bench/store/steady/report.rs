@@ -79,7 +79,7 @@ impl Report {
     /// Formats the report as a table.
     #[must_use]
     pub fn show(&self) -> String {
-        let mut rows = table(&["full and evicting", "one size", "mixed"]);
+        let mut rows = table(&["figure of a full store", "one size", "mixed"]);
         let mut row = |name: &str, of: &dyn Fn(&Figures) -> String| {
             rows.add_row([name.to_owned(), of(&self.one_size), of(&self.mixed)]);
         };
@@ -89,14 +89,14 @@ impl Report {
         row("get, relative to a fresh store", &|f| {
             format!("{:.2}  ({:.2} GiB/s)", f.get_ratio, f.get_gib_s)
         });
-        row("long sequences, by page", &|f| {
+        row("whole sequences, relative to a fresh store, by page size", &|f| {
             let each =
                 f.long_read_ratio.iter().map(|(size, r)| format!("{}: {r:.2}", bytes(*size)));
             each.collect::<Vec<_>>().join(", ")
         });
-        row("16-page get, p99: idle", &|f| format!("{:.0} us", f.get16_p99_us_idle));
-        row("  during puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
-        row("  during puts that evict", &|f| {
+        row("16-page get, p99: fresh store, idle", &|f| format!("{:.0} us", f.get16_p99_us_idle));
+        row("  fresh store, during puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
+        row("  full store, during puts that evict", &|f| {
             format!("{:.0} us  ({:.2} times)", f.get16_p99_us_evicting, f.get16_p99_ratio)
         });
         row("reserve and padding", &|f| format!("{:.1} %", 100.0 * f.reserve_padding_share));
