@@ -169,8 +169,8 @@ class Device:
         """Returns the names of the device and its driver."""
     @property
     def broken(self) -> bool:
-        """Whether the driver failed, or did not complete a move in time. Moves in flight ended with
-        FatalError, and later calls raise FatalError.
+        """Whether the driver failed, or did not complete a move in time. Later calls raise
+        FatalError; moves in flight end with FatalError, or complete if their work had ended.
         """
     def stats(self) -> dict[str, Any]:
         """Returns `device` (`describe()`), `broken`, and `staging`: the `capacity` of the pinned
@@ -743,8 +743,8 @@ class Cache:
     ) -> None: ...
 
 def destroy(path: str | PathLike[str]) -> None:
-    """Removes the files of a store from all its directories, and no other file. No process may have
-    the store open.
+    """Removes the files of a store from all its directories that are mounted, and no other file. No
+    process may have the store open.
     """
 
 def run_cli(argv: Sequence[str], python: str) -> int: ...

@@ -230,7 +230,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn clock(&self) -> u64;
 
     /// Visits all runs, in an unspecified order. Delays writers for no longer than the reading of
-    /// one run takes.
+    /// one run takes; in `memory`, than copying the ids of all runs.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
     /// Makes all changes before the call durable. A run that is inserted after `sync_data` was

@@ -163,8 +163,8 @@ impl StoreCore {
     }
 
     /// Shrinks the files of the index to their share of the capacity: writes checkpoints, and
-    /// evicts if these do not suffice. Stops after [`INDEX_ROUNDS`] rounds, or if `control` stops it, even
-    /// if the files are still too large.
+    /// evicts if these do not suffice. Stops after [`INDEX_ROUNDS`] rounds, or if `control` stops
+    /// it, even if the files are still too large.
     pub(super) fn fit_index(&self, control: &Control) -> Result<()> {
         let most = self.shape.budget().index_bytes;
         let mut written = self.index.stats().checkpoints;
