@@ -114,7 +114,7 @@ fn unmounted_remote_costs_hits_and_is_counted() {
 
 #[test]
 fn prefetch_delivers_pages_before_a_truncated_object() {
-    // The remote reads this prompt in more than one batch of objects.
+    // A prefetch reads this prompt in more than one batch of objects.
     let prompt = keys(1, 0, 700);
     let remote = filled(&prompt);
     let (dir, lost) = (tempfile::tempdir().unwrap(), std::sync::Mutex::new(Vec::new()));
@@ -213,7 +213,8 @@ fn objects(remote: &FaultyRemote) -> Vec<String> {
 
 #[test]
 fn put_after_hole_fills_the_hole() {
-    // The prompt has ten full objects. The search for its end does not query the first objects.
+    // The prompt has ten full objects. A probe searches for the last of them without querying the
+    // first.
     let prompt = keys(1, 0, 1310);
     for hole in [128, 256, 1280, 1296] {
         let remote = without(&prompt[..1300], hole);

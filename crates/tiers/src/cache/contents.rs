@@ -8,7 +8,7 @@ use ritornello_node::Role;
 use ritornello_store::{KeyListing, ScopeListing, StorePolicy};
 
 impl Cache {
-    /// Returns the policy of the lowest local tier.
+    /// Returns the permissions ([`StorePolicy`]) of the lowest local tier's store.
     ///
     /// # Errors
     /// `Closed`.

@@ -9,7 +9,7 @@ pub enum WritePolicy {
     /// As soon as the first tier has them, in the background.
     #[default]
     WriteThrough,
-    /// After the given number of hits.
+    /// After this number of lookups by this process have found the page.
     Selective(u32),
     /// When the tier above is three quarters full and the dirty pages of this process use more than
     /// a quarter of it, and at a flush.

@@ -28,7 +28,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Headers per batch of requests.
+/// Number of object headers that one batch of requests reads.
 const HEADERS_AT_ONCE: usize = 64;
 
 /// Age at which a temporary value counts as abandoned. Its writer needs far less time to write an
@@ -38,9 +38,10 @@ const UNFINISHED_FOR: Duration = Duration::from_secs(24 * 3600);
 /// Limits of a collection.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectOptions {
-    /// Maximum age of objects.
+    /// Maximum time since the last write of an object, or of an object that continues it; `None`
+    /// for no limit.
     pub max_age: Option<Duration>,
-    /// Maximum total bytes.
+    /// Maximum bytes of all objects together; `None` for no limit.
     pub budget: Option<u64>,
     /// An object is not removed while it, or an object that continues it, is younger than `grace`.
     pub grace: Duration,
@@ -178,13 +179,13 @@ fn object_states<'a>(
             orphan: parents[at].is_some() && found(at).is_empty(),
         })
         .collect();
-    // Begin with the most recent objects, so that each object's time is raised at most once, even
-    // if headers are forged.
+    // Begin with the objects that were written last, so that `last_needed` of each object is raised
+    // at most once, even if headers are forged.
     let mut youngest_first: Vec<usize> = (0..objects.len()).collect();
     youngest_first.sort_by_key(|&at| std::cmp::Reverse(objects[at].written));
     for at in youngest_first {
-        // Raise the times of ancestors up to the first that is already as recent as `written`: the
-        // times beyond this ancestor were raised before.
+        // Raise `last_needed` of the preceding objects, up to the first whose `last_needed` is not
+        // before `written`: the objects before that one were raised earlier.
         let written = objects[at].written;
         let mut left: Vec<usize> = found(at).to_vec();
         while let Some(above) = left.pop() {

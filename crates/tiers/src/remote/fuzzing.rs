@@ -20,7 +20,7 @@ use std::sync::Arc;
 const SCOPE: ScopeId = ScopeId([5; 16]);
 const PAGE: usize = 700;
 const PAGES: usize = 4;
-/// Bytes before the run header of a sealed object.
+/// Bytes of the seal before the run header of a sealed object (`seal::FRONT_BYTES`).
 const FRONT: usize = 68;
 /// Maximum length of a page that the fuzzer unpacks. Allocating longer pages, up to 512 MiB, for
 /// each input would take most of the time.

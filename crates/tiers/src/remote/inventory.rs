@@ -8,7 +8,7 @@ use super::packing::{Form, PAGES_MAX};
 use ritornello_format::{KEY_BYTES_MAX, Result, ScopeId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Prefix of the names of all formats.
+/// Prefix of the names of the objects of all versions of the format.
 const FAMILY: &str = "ritornello/";
 /// Prefix of temporary names that are written to read the remote's clock.
 pub(super) const CLOCK: &str = "ritornello/clock-";

@@ -20,7 +20,7 @@ impl KeyedBackend {
         Self { inner, keys }
     }
 
-    /// The other backend, if the keys are known.
+    /// The backend that calls are passed to, once the key file has been read.
     ///
     /// # Errors
     /// `Fatal` if the key file cannot be used.

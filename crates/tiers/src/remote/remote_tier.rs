@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 /// Number of consecutive failed writes of objects of an unchained scope after which a put writes no
-/// further object: the remote then probably fails as a whole.
+/// further object, because the remote then probably fails every write.
 pub(crate) const FAILED_OBJECTS_MAX: usize = 4;
 
 /// Statistics of a remote.
@@ -184,10 +184,11 @@ impl RemoteTier {
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
-    /// object is skipped. Objects that are not written by `deadline` are dropped and counted. After
-    /// a failed write, in an unchained scope after four in a row, all objects whose write has not
-    /// begun are dropped too: in a chained scope no lookup would reach them. Returns the
-    /// number of pages of `have` that the remote now has, up to the first missing object.
+    /// object is skipped. Objects that are not written by `deadline` are dropped, and their pages
+    /// count as [`RemoteStats::pages_dropped`]. After a failed write, in an unchained scope after
+    /// four in a row, all objects whose write has not begun are dropped too: in a chained scope no
+    /// lookup would reach them. Returns the number of pages of `have` that the remote now has, up
+    /// to the first missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or pages of different lengths; `Retry` while the key file
@@ -319,7 +320,7 @@ mod tests {
     use std::time::Duration;
 
     const SCOPE: ScopeId = ScopeId([9; 16]);
-    /// Eight pages make an object.
+    /// Bytes of a page: a full object holds eight pages.
     const PAGE: usize = 1 << 20;
 
     struct Fixture {

@@ -1,4 +1,4 @@
-//! Storage of nodes, in blocks that never move: adding a node moves no other node.
+//! Storage of the page table's nodes, in blocks that never move: adding a node moves no other node.
 
 use super::node::{Id, Node};
 

@@ -1,7 +1,9 @@
-//! Evictable ends of prompts on one tier, least recently used first.
+//! The nodes whose last pages one tier can evict ([`Node::is_evictable`](super::node::Node)), least
+//! recently used first.
 //!
-//! A walk updates the age of a node, but not its position in the queue. Eviction compares the
-//! node's age with the age under which it was queued, and requeues the node if they differ.
+//! A walk ([`PageTable::walk`](super::PageTable::walk)) updates the age of a node, but not its
+//! position in the queue. Eviction compares the node's age with the age under which it was queued,
+//! and requeues the node if they differ.
 
 use super::node::Id;
 use std::collections::BTreeSet;

@@ -8,7 +8,7 @@
 use super::node::Id;
 use ritornello_format::PageHash;
 
-/// Slots of the first array.
+/// Number of slots of the index's first array.
 const INITIAL_SLOTS: usize = 64;
 /// Slots of the old array that each insertion empties. The index grows again when the new array is
 /// half full; the old array, which has half the length, is empty long before that.

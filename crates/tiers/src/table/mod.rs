@@ -7,8 +7,9 @@
 //!
 //! **Locks.** One read-write lock. Walks hold it for reading. A writer descends from the first page
 //! of a prompt to the pages to change, and changes at most [`NODE_PAGES_MAX`] pages under one hold
-//! of the lock. Structures that grow with the table grow in steps: nodes in blocks (`arena`), heads
-//! a few at a time (`head_index`). Fields that a walk updates (age, hits) are atomic.
+//! of the lock. Structures that grow with the table grow in steps: nodes in blocks (`arena`), and
+//! the index of nodes by their first page in moves of a few entries (`head_index`). Fields that a
+//! walk updates (age, hits) are atomic.
 
 mod arena;
 mod eviction_queue;
@@ -183,7 +184,7 @@ impl PageTable {
         (locked, slots)
     }
 
-    /// Releases locks.
+    /// Releases the locks that [`lock`](Self::lock) took on these pages.
     pub fn unlock(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
         for piece in pieces(range, pages.len()) {
             self.tree.write().unlock(tier, pages, piece);
@@ -225,7 +226,8 @@ impl PageTable {
         slots
     }
 
-    /// Panics if the nodes contradict each other. For tests; slow.
+    /// Panics if the counts and links of the nodes contradict each other. For tests; visits every
+    /// node.
     #[cfg(debug_assertions)]
     #[doc(hidden)]
     pub fn check(&self) {
@@ -239,7 +241,7 @@ impl PageTable {
     }
 }
 
-/// `range` in pieces of at most [`NODE_PAGES_MAX`] pages.
+/// Cuts `range`, up to page `pages`, into pieces of at most [`NODE_PAGES_MAX`] pages.
 fn pieces(range: Range<usize>, pages: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end.min(pages);
     range

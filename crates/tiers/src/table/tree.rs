@@ -1,5 +1,5 @@
-//! The tree: lookup, splitting and merging of nodes, and the counts that nodes keep of their
-//! children.
+//! The radix tree of the page table: lookup, splitting and merging of nodes, and the counts that
+//! nodes keep of their children.
 
 use super::arena::Arena;
 use super::eviction_queue::EvictionQueue;
@@ -273,7 +273,7 @@ impl Tree {
 
     /// Visits the nodes of `pages[range]`, split so that each node is within the range, until
     /// `visit` returns false. `visit` receives the index in `pages` at which the node begins.
-    /// Afterwards equal neighbours are merged.
+    /// Afterwards each visited node is merged with neighbours in the same state.
     fn for_each_node(
         &mut self,
         pages: &[PageHash],
