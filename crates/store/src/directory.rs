@@ -185,8 +185,8 @@ impl Directory {
     ///
     /// # Errors
     /// Errors of [`Self::manifest`]; `Invalid` if a restore of the store was interrupted, if the
-    /// stored index is unknown, if a listed directory cannot be used, or if `options` do not
-    /// suffice to create a store; file-system errors.
+    /// stored index is unknown, if a directory that `options` list cannot be used, or if `options`
+    /// do not suffice to create a store; file-system errors.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
         self.manifest_as(options, Self::differences)
     }

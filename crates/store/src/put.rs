@@ -66,7 +66,8 @@ impl Store {
 
     /// Acknowledges pages that are already stored, as a put of these pages would, without needing
     /// their bytes. In `durable` mode the pages are durable when the call returns; otherwise the
-    /// next `flush` covers them. Returns the number of leading pages stored.
+    /// next sync, in the background or in `flush`, makes them durable. Returns the number of
+    /// leading pages stored.
     ///
     /// # Errors
     /// Like `put_batch`.

@@ -207,9 +207,9 @@ fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
 }
 
 /// The manifest with which the restore of a store in `dir` begins: volumes in the lost directory or
-/// in `dir` are retired, `survivors` get the paths at which they are now, and the other volumes are
-/// to be searched when they return. A volume in `dir` is added if a retired volume took runs, or if
-/// no other volume takes runs.
+/// in `dir` are retired, `survivors` get the paths at which they are now, and the segments of the
+/// other volumes must be searched for runs when these volumes return. A volume in `dir` is added if
+/// a retired volume took runs, or if no other volume takes runs.
 fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manifest> {
     let mut volumes = newest.volumes.clone();
     let mut took_runs = false;

@@ -21,7 +21,7 @@ pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 pub struct Rounds {
     requested: AtomicU64,
-    /// Locked while a round runs.
+    /// Locked while a round runs, so that at most one runs at a time.
     progress: Mutex<Progress>,
     poison: OnceLock<String>,
     on_poison: OnceLock<OnPoison>,
@@ -29,7 +29,7 @@ pub struct Rounds {
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// The last request that a successful round has covered.
+    /// Number of the last request that was made before the last successful round began.
     covered: u64,
     /// Whether [`Rounds::end`] was called: no further round begins.
     ended: bool,
@@ -42,8 +42,8 @@ pub struct RoundsPaused<'a>(
 );
 
 impl Rounds {
-    /// Returns once a `round` that began after this call has succeeded, led by this caller or
-    /// another.
+    /// Returns once a `round` that began after this call has succeeded, in this caller's thread or
+    /// another's.
     ///
     /// # Errors
     /// `Retry` if earlier rounds have not ended by `deadline`; `Fatal` if the store is poisoned;
@@ -59,7 +59,7 @@ impl Rounds {
         if progress.ended {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
-        // This round covers the requests made so far. The changes of a later request may be written
+        // This round serves the requests made so far. The changes of a later request may be written
         // too late for this round.
         let covers = self.requested.load(Ordering::Acquire);
         round().inspect_err(|error| self.poison(error))?;

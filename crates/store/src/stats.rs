@@ -52,7 +52,7 @@ pub struct CatalogStats {
     /// Number of free extents outside sealed segments, by size class. The key is the
     /// minimum length of the class in bytes.
     pub free_extents: BTreeMap<u64, u64>,
-    /// Mean extents of runs placed since open.
+    /// Mean number of extents per run, over the runs placed since open.
     pub extents_per_run: f64,
     /// The eviction policy, and the hits that other policies would have had.
     pub eviction: EvictionStats,
@@ -135,7 +135,7 @@ pub struct IndexTuning {
     pub adaptive: bool,
     /// Operations on entries of the tree since open.
     pub operations: u64,
-    /// Size ratio (T) in force.
+    /// Size ratio of neighbouring levels (T) in force.
     pub ratio: u32,
     /// Maximum sorted runs per level (K) in force.
     pub runs: u32,
@@ -157,7 +157,7 @@ pub struct IndexTuning {
 /// predicted to be sufficiently cheaper.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IndexDecision {
-    /// Operations counted before the decision.
+    /// Operations on entries of the tree between the opening and the decision.
     pub at: u64,
     /// `first`, `shift` (the mix of operations changed) or `growth` (the tree grew).
     pub reason: String,
@@ -169,9 +169,9 @@ pub struct IndexDecision {
     pub ranges: f64,
     /// Share of point lookups that found no key among all these operations.
     pub empty: f64,
-    /// Bytes of the tree.
+    /// Bytes of the tree when the decision was made.
     pub tree_bytes: u64,
-    /// Bytes written per flush.
+    /// Mean bytes that a flush of the memtable writes.
     pub flush_bytes: u64,
     /// Previous target of the size ratio.
     pub ratio_from: u32,
@@ -236,7 +236,7 @@ pub struct SpaceHealth {
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
-    /// Mean extents per stored run; 1 if the store has no runs.
+    /// Mean number of extents per run, over all stored runs; 1 if the store has no runs.
     pub extents_per_run: f64,
     /// Extents that hold parts of a page, for pages that take at most 256 KiB on disk.
     pub small_pages: PiecePercentiles,
@@ -306,15 +306,15 @@ pub struct ScopeUsage {
 /// Admission of pages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdmissionStats {
-    /// The configured mode.
+    /// The configured admission mode.
     pub mode: String,
-    /// The mode in force now.
+    /// The mode in force now: if `auto` is configured, `write_through` or `second_sight`.
     pub policy: String,
     /// Bytes that may be written per day, if there is a budget.
     pub budget_bytes_per_day: Option<u64>,
     /// Bytes that may be written immediately, if there is a budget.
     pub available_bytes: Option<u64>,
-    /// Refused pages that are remembered.
+    /// Pages that admission refused and whose keys it remembers, to admit them at their next put.
     pub ghost_pages: u64,
 }
 
@@ -430,7 +430,8 @@ counters! {
     reclaim_waits,
     /// Leases that expired before they were released.
     leases_expired,
-    /// Leases shortened because more pages would exceed the client's share.
+    /// Leases shortened because more pages would exceed the client's share of the space that leases
+    /// may keep from eviction.
     leases_shortened,
     /// Times that this process has reopened the store after a failed write or sync.
     reopenings,
@@ -453,7 +454,8 @@ impl Counter {
 }
 
 impl LsmEstimate {
-    /// Bytes on disk of a page and of a run in compacted tables: keys, values, filters.
+    /// Bytes on disk of the entries of a page, and of the entries of a run, in compacted tables:
+    /// keys, values, filters.
     const PAGE: u64 = 72;
     const RUN: u64 = 150;
 

@@ -410,8 +410,8 @@ impl Store {
     }
 }
 
-/// Checks that the sections of `control` make up a page of `scope`, and that none of them has
-/// arrived, as after another get with them.
+/// Checks that the sections of `control` make up a page of `scope`, and that no earlier get has
+/// used them: a section that has arrived was used.
 ///
 /// # Errors
 /// `Invalid` if the sections do not make up a page, or one has arrived; errors of

@@ -61,7 +61,7 @@ impl Directory {
     }
 
     /// The state of volume `number` of `manifest`. A volume that a restore left out is absent until
-    /// its segments are searched.
+    /// `fsck --salvage` has searched its segments.
     pub(crate) fn volume_state(&self, manifest: &Manifest, number: u8) -> VolumeState {
         self.close_volume(self.stored_volume_state(manifest, number))
     }
@@ -80,7 +80,8 @@ impl Directory {
         at
     }
 
-    /// Like [`Directory::volume_state`], also for a volume whose segments are to be searched.
+    /// Like [`Directory::volume_state`], but a volume that a restore left out is not absent for
+    /// that reason.
     pub(crate) fn volume_now(&self, manifest: &Manifest, number: u8) -> VolumeState {
         self.close_volume(self.examine_volume(manifest, number))
     }
@@ -229,7 +230,8 @@ impl Directory {
     }
 
     /// Creates and marks the directories of a new store, and directories that were removed from
-    /// inside the main directory. The caller writes the manifest afterwards.
+    /// inside the main directory, which is the store's own directory. The caller writes the
+    /// manifest afterwards.
     ///
     /// # Errors
     /// `Invalid` if a directory holds a different volume; file-system errors.
@@ -322,8 +324,9 @@ impl Directory {
         .with("volumes", dirs.join(", ")))
     }
 
-    /// Opens the segment files of the store that `manifest` describes, in the volumes present.
-    /// Volumes that return later are found when one of their segments is opened.
+    /// Opens the segment files of the store that `manifest` describes, in the volumes present. The
+    /// directory of a volume that returns later is looked up when one of the volume's segments is
+    /// opened.
     ///
     /// # Errors
     /// Errors of [`Segments::open`].

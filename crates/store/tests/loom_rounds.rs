@@ -60,7 +60,7 @@ impl Disk {
     }
 
     fn round(&self) -> Result<()> {
-        // The round covers pages that were written before it began.
+        // The round makes the pages durable that were written before it began.
         let written = self.written.each_ref().map(|page| page.load(Ordering::Relaxed));
         self.busy.with_mut(|_| ());
         let mut state = self.state.lock().unwrap();

@@ -85,7 +85,8 @@ impl StoreCore {
         self.lease_leading(state, client, &runs, pages, ttl)
     }
 
-    /// Leases and locates the pages for a read.
+    /// Leases the leading pages (in an unchained scope, all pages present) for a read, and returns
+    /// the places of their runs.
     pub(super) fn locate(
         &self,
         client: ClientId,
@@ -147,8 +148,8 @@ impl StoreCore {
 
     /// Looks up the leading pages (in an unchained scope, all pages present) and leases their runs,
     /// under one lock, so that no run is evicted in between. The lease ends with the call that it
-    /// serves, so it does not count towards the client's share. Returns the null lease if no page
-    /// is present.
+    /// serves, so it does not count towards the client's share of the space that leases may keep
+    /// from eviction. Returns the null lease if no page is present.
     fn lease_for_call(
         &self,
         client: ClientId,
@@ -201,13 +202,14 @@ impl StoreCore {
         steps
     }
 
-    /// Leases the leading runs of `found` that fit the client's share; the runs were found under
-    /// the lock that `state` holds, and together hold the `pages` leading pages. Returns the number
-    /// of leading pages in leased runs.
+    /// Leases the leading runs of `found` that fit the client's share of the space that leases may
+    /// keep from eviction; the runs were found under the lock that `state` holds, and together hold
+    /// the `pages` leading pages. Returns the number of leading pages in leased runs.
     ///
     /// # Errors
     /// `Retry` if the client has too many leases or leased runs ([`crate::lease::PINS_MAX`]), or if
-    /// its share of the space holds no page.
+    /// the first run, or with several scopes the first page of every scope, does not fit the rest
+    /// of its share.
     fn lease_leading(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -226,8 +228,8 @@ impl StoreCore {
         let (lease, taken) = state.leases.grant_leading(&runs, units, capacity, ttl, client)?;
         let within = found.get(taken).map_or(pages, |next| pages.min(next.at as usize));
         if within == 0 && pages > 0 {
-            // With several scopes, the share was used up before every scope's first page was
-            // leased.
+            // With several scopes, the client's share of the space was used up before every scope's
+            // first page was leased.
             state.release_lease(lease);
             return Err(state.leases.share_exceeded(client, capacity));
         }

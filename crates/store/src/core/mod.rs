@@ -53,7 +53,7 @@ use shape::Shape;
 use state::StateLock;
 use std::sync::{Arc, Weak};
 
-/// Returns whether the client process with this name may still be writing.
+/// Returns whether the client process whose lock file has the given name may still be writing.
 pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The core of a store. The caller holds the lock of the store's directory for as long as the core

@@ -24,9 +24,9 @@ const RUN_BYTES_MAX: u64 = 64 << 20;
 /// Maximum payload of a run of several pages in a store on several volumes. The volumes take runs
 /// in turn, in proportion to their speeds, so a get of a few runs uses several volumes.
 const STRIPE_BYTES_MAX: u64 = 16 << 20;
-/// Least maximum payload of the runs into which a short put is cut, so that it uses several volumes
-/// (the last run may be shorter). The header and the I/O operation of a shorter run cost more than
-/// another disk gains.
+/// Lower limit of the maximum payload of a run in a store on several volumes: a short put is cut
+/// into fewer runs than there are volumes rather than into shorter runs, because the header and the
+/// I/O operation of a shorter run cost more time than the use of one more disk saves.
 const STRIPE_BYTES_MIN: u64 = 4 << 20;
 /// Encoded pages of different length share a run if padding is at most 1/`PADDING_SHARE` of the
 /// run, or at most [`PADDING_UNITS`].
@@ -132,7 +132,7 @@ impl StoreCore {
         Some(Refusal::Absent)
     }
 
-    /// Finds out which pages are stored.
+    /// Looks up which pages of the put are stored, and whether the page before them is.
     fn find_present(&self, put: &mut PutBatch<'_>) {
         let slot = put.scope.slot;
         put.parent_present = put.parent.is_some_and(|page| self.index.locate(slot, page).is_some());
@@ -161,8 +161,8 @@ impl StoreCore {
         state.leases.grant(&runs, PUT_LEASE, put.client).map(LeaseNumber)
     }
 
-    /// Reports the missing pages to the eviction policy: one report for each gap of consecutive
-    /// pages.
+    /// Reports the missing pages to the eviction policy: one report for each sequence of
+    /// consecutive missing pages.
     fn report_demand(&self, put: &PutBatch<'_>) {
         let mut state = self.state.lock();
         let mut at: usize = 0;
@@ -255,7 +255,8 @@ impl StoreCore {
         self.await_durable_put(put.request.flushed_later)
     }
 
-    /// Opens the reservation `id`.
+    /// Logs the reservation `id` if its client is not the owner's process, and adds it to the open
+    /// reservations.
     fn open_reservation(
         &self,
         id: u64,

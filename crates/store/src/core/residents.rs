@@ -54,7 +54,8 @@ impl Residents {
 
     /// Reports to the eviction policy the pages that a read found or a put must store, in order,
     /// each by the low half of its hash. `after`: the page before them, if any. The policy
-    /// `adaptive` simulates its candidates on these pages; other policies ignore them.
+    /// `adaptive` simulates the policies that it may follow on these pages; other policies ignore
+    /// the report.
     pub(super) fn demanded(
         &mut self,
         demand: Demand,

@@ -67,7 +67,7 @@ impl Shape {
         Arc::clone(&self.manifest.read())
     }
 
-    /// The division of the capacity.
+    /// How the capacity is divided between segments, index and scope registry.
     pub(super) fn budget(&self) -> Budget {
         *self.budget.read()
     }

@@ -33,13 +33,13 @@ pub(crate) struct State {
 /// components.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRemovals {
-    /// Removals being applied in steps.
+    /// Calls of [`StateLock::apply_removals`] in progress.
     pub(super) in_steps: usize,
-    /// Scopes whose runs the index is removing.
+    /// Number of scopes whose runs the index is removing.
     pub(super) dropping: usize,
 }
 
-/// Changes that the next sync round covers.
+/// Changes that the next sync round makes durable.
 #[derive(Debug, Default)]
 pub(super) struct Unsynced {
     /// Segments that were written and not synced since.

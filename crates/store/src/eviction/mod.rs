@@ -83,20 +83,21 @@ pub struct EvictionStats {
     pub policy: String,
     /// The candidate that the store follows; empty without candidates.
     pub following: String,
-    /// Switches to another candidate.
+    /// Number of times that the store switched to another candidate.
     pub switches: u64,
     /// Bytes of memory of all shadow caches, and of the state that samples keys for them.
     pub shadow_bytes: u64,
     /// The sample is one page in `sample_rate`; zero without shadows.
     pub sample_rate: u64,
-    /// The candidates.
+    /// One shadow cache for each candidate. The candidates are the policies between which the
+    /// configured policy chooses.
     pub shadows: Vec<ShadowStats>,
 }
 
 /// A shadow cache: the hits of a candidate over a sample of the requested pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShadowStats {
-    /// The candidate.
+    /// Name of the candidate policy.
     pub name: String,
     /// Sampled pages requested.
     pub requested: u64,

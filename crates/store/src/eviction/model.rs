@@ -1,4 +1,5 @@
-//! Compares LRU with a plain list, and checks invariants that every policy keeps.
+//! Compares the victims of LRU with a plain list of pages by last use, and checks invariants that
+//! every policy keeps.
 
 use super::adaptive::Adaptive;
 use super::arc::AdaptiveReplacement;

@@ -1,4 +1,5 @@
-//! One random history of a store.
+//! One random history of a store: operations, ends of owners, and checks of the disks that power
+//! losses would leave.
 
 mod check;
 mod clients;

@@ -15,11 +15,12 @@ pub const SEQUENCES: usize = KINDS * SEQUENCES_PER_KIND as usize;
 /// Index of the scope whose pages are bfloat16 numbers, for the codecs.
 pub const NUMBERS: usize = 3;
 /// Length of a large page in bytes, in histories with split pages: 256 units. The page and a header
-/// do not fit into a segment, so the store always splits the page.
+/// do not fit into a segment, so the store always splits the page into several extents.
 const SPLIT_PAGE: u64 = 1_045_000;
 
 thread_local! {
-    /// Whether the current history has split pages; a history runs in one thread.
+    /// Whether the large pages of the current history are so long that the store splits them; a
+    /// history runs in one thread.
     static HAS_SPLIT_PAGES: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -237,7 +237,7 @@ def copy_workspace(to: pathlib.Path) -> None:
 
 
 def check(mutations: list[Mutation]) -> None:
-    """Ends the program if a mutation does not fit the code."""
+    """Ends the program if the text of a mutation is not in its file exactly once."""
     wrong = []
     for mutation in mutations:
         found = (ROOT / mutation.file).read_text().count(mutation.old)

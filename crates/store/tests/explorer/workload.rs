@@ -1,8 +1,10 @@
-//! Groups of workloads: operations that only some histories have.
+//! The workload that a history's seed selects: the kinds of operations that the history has, its
+//! clients and its faults.
 
 use crate::rng::Rng;
 
-/// The group of workloads that a seed selects.
+/// What distinguishes the history of one seed from the histories of other seeds. The default is an
+/// owner without clients, volumes that stay present, and syncs that succeed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Workload {
     /// No operation changes the store's capacity, directories, settings or clock, or retains or

@@ -37,7 +37,8 @@ impl Maintenance {
         }
     }
 
-    /// Starts a pass of the periodic thread now.
+    /// Wakes the periodic thread, which then begins its next pass without waiting for the end of
+    /// its pause.
     pub(super) fn wake_periodic(&self) {
         self.periodic.wake();
     }

@@ -21,7 +21,7 @@ use ritornello_volume::transfer::{Control, PageOutcome, SalvagedRun};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// The runs to insert.
+/// The runs that were chosen to be inserted into the index.
 #[derive(Default)]
 struct Chosen {
     runs: Vec<Option<ChosenRun>>,

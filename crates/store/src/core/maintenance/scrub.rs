@@ -69,8 +69,8 @@ impl StoreCore {
 
     /// Verifies, in the order of their puts, all runs that are stored when the call begins and are
     /// not in absent space, at the speed of the disks. Removes damaged pages, and keeps pages that
-    /// the disk cannot read. After each run `progress` gets the result and the total number of
-    /// runs; if it returns false, the call ends early.
+    /// the disk cannot read. After each run `progress` gets the result so far and the number of
+    /// runs that the call is to verify; if it returns false, the call ends early.
     ///
     /// # Errors
     /// `Closed` if the store is closed, and `Retry` if it is poisoned, also during the call.

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum pause between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(10);
-/// Pause before a retry of segments that could not be emptied, for example because of a lease.
+/// Pause before the thread tries again to empty a sealed segment that it could not empty, for
+/// example because a run in it is leased.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Default)]

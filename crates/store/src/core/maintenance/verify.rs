@@ -33,7 +33,9 @@ pub struct DamagedPage {
     pub scope: String,
     /// Index of the page in the run.
     pub page: u32,
-    /// Reason of the failure.
+    /// Why the page failed: `scope` if the run's header names another scope or page length, `key`
+    /// if it names another key, `header` if the header is damaged or lacks the page, otherwise the
+    /// word of a [`MissReason`], such as `checksum` or `io`.
     pub reason: String,
 }
 
@@ -50,7 +52,8 @@ pub struct Verification {
     pub findings: Vec<DamagedPage>,
     /// Pages removed, including the pages after a damaged page in a chained scope.
     pub pages_dropped: u64,
-    /// Pages salvaged.
+    /// Pages of runs that the index did not know, which were found by their headers and inserted
+    /// into the index.
     pub pages_salvaged: u64,
     /// Salvaged pages that follow a page which the store lacks: they are hits again
     /// after that page is put.
@@ -179,9 +182,9 @@ impl StoreCore {
         report.pages += view.pages.iter().filter(|hash| **hash != PageHash::NONE).count() as u64;
     }
 
-    /// Returns the pages of a run that fail verification, with the reason; all pages if the header
-    /// fails. With [`Unreadable::Drop`] these include pages that the disk fails to read, but not
-    /// pages that were not read for lack of memory, file descriptors or time.
+    /// Returns the pages of a run that fail verification, with the reason; all pages if the run's
+    /// header cannot be used. With [`Unreadable::Drop`] these include pages that the disk fails to
+    /// read, but not pages that were not read for lack of memory, file descriptors or time.
     fn bad_pages(
         &self,
         scope: ScopeRef,

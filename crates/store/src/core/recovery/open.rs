@@ -49,8 +49,8 @@ use std::time::{Duration, Instant};
 /// every epoch of an engine creates a scope. Up to this number scopes without pages are kept,
 /// because a lost index leaves all scopes without pages and salvage needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
-/// Maximum time that the addition of a listed directory waits for other changes of the directories.
-/// After this time the store is opened without the directory.
+/// Maximum time that the addition of a directory, which the options list and the store lacks, waits
+/// for other changes of the directories. After this time the store is opened without the directory.
 const ADD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Percentage of the space that is kept free.
 const RESERVE_PERCENT: u8 = 5;
@@ -62,11 +62,11 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, or the file
-    /// system cannot be trusted; `Fatal` if both copies of the manifest are damaged; `Retry` if a
-    /// file-system operation fails, a background thread cannot be started, or adding a listed
-    /// directory poisoned the store. Other damage is not an error: runs that fail validation are
-    /// dropped and counted. Absent volumes and segments are not an error either: their pages are
-    /// misses until they return.
+    /// system may not keep one owner's writes in order; `Fatal` if both copies of the manifest are
+    /// damaged; `Retry` if a file-system operation fails, a background thread cannot be started, or
+    /// adding a listed directory poisoned the store. Other damage is not an error: runs that fail
+    /// validation are dropped and counted. Absent volumes and segments are not an error either:
+    /// their pages are misses until they return.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: &Options,
@@ -326,9 +326,9 @@ fn check_trust(segments: &Segments) -> Result<()> {
     .with("why", report.distrust))
 }
 
-/// Leaves out volumes whose newest segment cannot be synced: otherwise the first sync round would
-/// fail, and poison the store. Leaves out none if no other volume would take a put, because pages
-/// on such volumes can still be read.
+/// Makes the volumes absent whose newest segment cannot be synced: otherwise the first sync round
+/// would fail, and poison the store. Makes none absent if no volume that can be synced takes puts,
+/// because the pages on these volumes can still be read.
 fn leave_out_unsyncable(segments: &Segments, manifest: &Manifest, absence: &mut Absence) {
     let here =
         |number, volume: &VolumeRecord| !volume.is_retired() && absence.why(number).is_none();
@@ -402,10 +402,11 @@ fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
     });
 }
 
-/// Marks empty volumes of a store from an earlier build, which `found` reports as absent. A volume
-/// is marked if its directory is empty and inside the store's directory, and if the index names no
-/// segment of the volume. Any other empty directory may be a mount point. Returns whether any
-/// volume met these conditions, even if its marker could not be written.
+/// Writes the missing markers of empty volumes of a store from an earlier build, which `found`
+/// reports as absent. A volume gets its marker if its directory is empty and inside the store's
+/// directory, and if the index names no segment of the volume. Any other empty directory may be a
+/// mount point. Returns whether any volume met these conditions, even if its marker could not be
+/// written.
 fn mark_empty_volumes(
     directory: &Directory,
     manifest: &mut Manifest,

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Maximum rounds of syncs, checkpoints and evictions in which the index shrinks to its share.
+/// Maximum rounds of syncs, checkpoints and evictions in which the index's files shrink to their
+/// share of the capacity.
 const INDEX_ROUNDS: u32 = 64;
 /// Pause while another thread writes a checkpoint.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(200);
@@ -127,8 +128,9 @@ impl StoreCore {
         self.await_maintenance(deadline, drained)
     }
 
-    /// Waits until segments, directories and the index have their target sizes, or only until the
-    /// volume `drained` is empty and removed, if it is given.
+    /// Waits until no segment is sealed, no directory is being drained, and the index's files are
+    /// within their share of the capacity; if `drained` is given, only until this volume is empty
+    /// and removed.
     fn await_maintenance(&self, deadline: Instant, drained: Option<u8>) -> Result<()> {
         let is_pending = || {
             let is_drained = drained.is_some_and(|number| {
@@ -191,7 +193,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Returns whether segments, directories or the index exceed their target.
+    /// Returns whether a segment is sealed, a directory is being drained, or the index's files
+    /// exceed their share of the capacity.
     pub(crate) fn needs_maintenance(&self) -> bool {
         !self.state.lock().space.allocator.sealed().is_empty()
             || self.is_draining_volumes()
@@ -239,9 +242,9 @@ impl StoreCore {
 }
 
 impl StoreSpace {
-    /// Divides the budget between the volumes. An absent volume keeps its segments and does not
-    /// grow; neither does a volume whose segments may hold runs that the index lacks, until a
-    /// salvage has searched them.
+    /// Divides the maximum number of segments between the volumes. An absent volume keeps its
+    /// segments and does not grow; neither does a volume whose segments may hold runs that the
+    /// index lacks, until a salvage has searched them.
     pub(crate) fn share_out(&mut self, absence: &Absence, manifest: &Manifest, budget: &Budget) {
         let unsearched = &self.unsearched;
         let space = &mut self.allocator;

@@ -40,7 +40,7 @@ impl Draining {
         }
     }
 
-    /// Takes the extents that the next sync round covers.
+    /// Takes the extents that may be drained after the next sync round.
     pub(super) fn take_undurable(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.undurable)
     }

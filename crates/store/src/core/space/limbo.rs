@@ -9,7 +9,7 @@ use std::collections::HashMap;
 /// zeroes; `units` is the total.
 #[derive(Debug, Default)]
 pub(super) struct Limbo {
-    /// Extents that no sync round covers yet.
+    /// Extents that wait for the next sync round, which makes them reusable.
     waiting: Vec<Extent>,
     units: u64,
     by_segment: HashMap<SegmentId, u64>,
@@ -24,13 +24,13 @@ impl Limbo {
         }
     }
 
-    /// Takes the extents that the next sync round covers. These extents count towards the units
-    /// until [`Limbo::remove`].
+    /// Takes the extents that become free when the sync round that begins now succeeds. These
+    /// extents count towards the units until [`Limbo::remove`].
     pub(super) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Returns extents whose sync round failed.
+    /// Puts extents back whose sync round failed: they wait for the next round.
     pub(super) fn put_back(&mut self, extents: Vec<Extent>) {
         self.waiting.extend(extents);
     }

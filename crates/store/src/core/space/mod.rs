@@ -139,8 +139,8 @@ impl StoreSpace {
         self.allocator.restore_segment(id).is_ok()
     }
 
-    /// If `held`, keeps puts from a volume and its segments from being sealed, until the volume's
-    /// segments are searched; otherwise permits both again.
+    /// If `held`, keeps puts from a volume and its segments from being sealed, until a salvage has
+    /// searched the segments for runs that the index lacks; otherwise permits both again.
     pub(crate) fn hold_unsearched(&mut self, volume: u8, held: bool) {
         if held {
             self.unsearched.insert(volume);
@@ -150,12 +150,12 @@ impl StoreSpace {
         self.update_avoided(volume);
     }
 
-    /// The volumes whose segments are to be searched.
+    /// The volumes whose segments a salvage has not yet searched for runs that the index lacks.
     pub(crate) fn unsearched(&self) -> &BTreeSet<u8> {
         &self.unsearched
     }
 
-    /// Permits the growth of a volume that was absent and has returned.
+    /// Permits the creation of segments on a volume that was absent and has returned.
     pub(crate) fn resume_growth(&mut self, volume: u8) {
         self.allocator.resume_growth(volume);
     }

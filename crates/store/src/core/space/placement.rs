@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time that a put waits for withheld space before it grows the store or evicts.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause before failed growth is retried.
+/// Time during which a volume gets no new segment after the creation of a segment on it failed.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum evict-and-sync rounds for one run.
 const RECLAIM_ROUNDS: u32 = 16;
@@ -45,18 +45,19 @@ enum Obstacle {
     Full,
 }
 
-/// Volumes whose growth failed, with the time of the next attempt.
+/// Volumes on which a segment could not be created, each with the time from which the creation is
+/// tried again.
 #[derive(Debug, Default)]
 pub(super) struct GrowthPauses(Vec<(u8, Instant)>);
 
 impl GrowthPauses {
-    /// Stops the growth of a volume for [`GROWTH_PAUSE`].
+    /// Prevents new segments on a volume for [`GROWTH_PAUSE`].
     fn pause(&mut self, allocator: &mut Space, volume: u8) {
         allocator.stop_growth(volume);
         self.0.push((volume, Instant::now() + GROWTH_PAUSE));
     }
 
-    /// Resumes growth of volumes whose pause has ended.
+    /// Permits new segments on volumes whose pause has ended.
     fn end(&mut self, allocator: &mut Space) {
         let now = Instant::now();
         self.0.retain(|(volume, until)| {
@@ -73,7 +74,7 @@ impl StoreCore {
     ///
     /// Returns `NoSpace` if the run exceeds the capacity, if no more pages can be evicted, if a
     /// sync failed or could not begin, or if [`RECLAIM_ROUNDS`] rounds gave no place; `Deadline` if
-    /// the wait for growth or a sync exceeded the deadline.
+    /// the wait for a new segment or for a sync exceeded the deadline.
     pub(crate) fn find_space(
         &self,
         header_units: u32,
@@ -91,7 +92,7 @@ impl StoreCore {
             match obstacle {
                 Obstacle::Drain => drains = self.await_drain(drain_until),
                 Obstacle::Full => return Err(Refusal::NoSpace),
-                // Growth does not count as a round, because a long page takes many segments.
+                // A new segment does not count as a round, because a long page takes many segments.
                 Obstacle::Grow(_) if has_grown && Instant::now() >= deadline => {
                     return Err(Refusal::Deadline);
                 }
@@ -226,8 +227,8 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// Between the attempt to place a long page and the growth that it requested, short puts change
-    /// which volume [`Space::next_segment`] names.
+    /// Between the attempt to place a long page and the creation of the segment that it requested,
+    /// short puts change which volume [`Space::next_segment`] names.
     #[test]
     fn growth_adds_the_segment_that_the_put_requested() {
         let options = Options {

@@ -13,7 +13,8 @@ pub(super) struct Quarantine {
 }
 
 impl Quarantine {
-    /// Adds extents. Returns the oldest extents above `most` units.
+    /// Adds extents. Then removes and returns the oldest extents until at most `most` units are
+    /// left.
     pub(super) fn add(&mut self, extents: Vec<Extent>, most: u64) -> Vec<Extent> {
         self.units += units(&extents);
         self.extents.extend(extents);

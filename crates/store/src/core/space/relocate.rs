@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const BATCH_BYTES: u64 = 32 << 20;
 /// Copies are synced after this number of runs, or after [`BATCH_BYTES`].
 const BATCH_RUNS: usize = 128;
-/// Maximum time that a run waits for its new place.
+/// Maximum time that a run which is moved waits for free space.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A copied run whose index entry still names the old place.
@@ -90,7 +90,7 @@ impl StoreCore {
         Ok(moving)
     }
 
-    /// Copies a run.
+    /// Copies a run to free space. The index still names the run's old place.
     ///
     /// # Errors
     /// `Miss` if the run must keep its place.

@@ -1,4 +1,5 @@
-//! Adds, marks again, drains and gives up the directories of a store.
+//! Adds directories to a store, writes lost markers of directories again, drains directories, and
+//! gives up absent directories.
 
 use crate::core::StoreCore;
 use crate::core::durability::BACKGROUND_SYNC_TIMEOUT;

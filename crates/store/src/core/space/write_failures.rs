@@ -1,5 +1,6 @@
 //! Volumes that puts avoid: volumes that fail writes to their segments, although they can be read
-//! and synced; volumes that have stalled; and volumes whose segments are to be searched.
+//! and synced; volumes that have stalled; and volumes whose segments a salvage must first search
+//! for runs that the index lacks.
 
 use super::StoreSpace;
 use ritornello_format::Extent;
@@ -93,16 +94,16 @@ impl StoreSpace {
         }
     }
 
-    /// Makes puts avoid a volume if it has stalled, is to be searched, or fails writes; otherwise
-    /// lets puts use it.
+    /// Makes puts avoid a volume if it has stalled, if its segments must be searched first, or if
+    /// it fails writes; otherwise lets puts use it.
     pub(super) fn update_avoided(&mut self, volume: u8) {
         let avoided =
             self.is_held_off(volume) || self.avoided_volumes().any(|failing| failing == volume);
         self.allocator.avoid(volume, avoided);
     }
 
-    /// Whether puts avoid a volume because it has stalled, or because its segments are to be
-    /// searched.
+    /// Whether puts avoid a volume because it has stalled, or because a salvage must search its
+    /// segments first.
     fn is_held_off(&self, volume: u8) -> bool {
         self.stalled.contains(&volume) || self.unsearched.contains(&volume)
     }

@@ -8,8 +8,8 @@ use super::super::two_q::TwoQ;
 use super::*;
 use std::collections::HashMap;
 
-/// Pages that the store and the shadow hold. Every fraction of the capacity that a policy uses,
-/// such as a tenth or a sixteenth, is a whole number of pages.
+/// Capacity of the store and of the shadow, in pages. Every fraction of the capacity that a policy
+/// uses, such as a tenth or a sixteenth, is a whole number of pages.
 const FITS: usize = 240;
 
 /// A store that drives a policy as the core does. Every page is a run, and a put frees all the

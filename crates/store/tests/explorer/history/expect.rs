@@ -6,7 +6,8 @@ use crate::kinds::{KINDS, SEQUENCES_PER_KIND, leading, left_by_delete};
 use crate::operation::Operation;
 
 impl History {
-    /// Widens the bounds before an operation begins, because a crash may interrupt the operation.
+    /// Widens the bounds, the pages that must and that may be present, before an operation begins,
+    /// because a crash may interrupt the operation.
     pub(super) fn expect(&mut self, operation: &Operation) {
         match *operation {
             Operation::Put { at, pages, .. } => self.expect_put(at, pages),
