@@ -60,7 +60,7 @@ pub const POLICY_FILE: &str = "policy.toml";
 pub(crate) const SCOPES: &str = "SCOPES";
 const RESERVATIONS: &str = "RESERVATIONS";
 
-/// The volume in a store's own directory.
+/// Name of the volume inside the store's own directory, if the store has one there.
 pub(crate) const SEGMENTS: &str = "segments";
 /// Maximum volumes, including retired volumes.
 pub(crate) const VOLUMES_MAX: usize = 256;

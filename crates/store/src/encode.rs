@@ -32,9 +32,9 @@ const SLICES_MAX: u64 = 512;
 const RAW_SLICES_MAX: u64 = 16;
 
 /// Returns the number of slices of an unencoded page. A slice has at least [`SLICE_BYTES_MIN`]
-/// bytes, unless the page is shorter. A slice has whole units, so that direct I/O can read it into
-/// the caller's memory, if that is possible with at least half of the slices that the lengths
-/// permit.
+/// bytes, unless the page is shorter. If any number of slices from half of the permitted maximum up
+/// to this maximum gives slices of whole units, returns the highest such number, so that direct I/O
+/// can read each slice into the caller's memory.
 pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
     let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, RAW_SLICES_MAX);
     let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));

@@ -70,7 +70,7 @@ pub struct LeaseTable {
     deadlines: BTreeSet<(Duration, u64)>,
     clients: BTreeMap<ClientId, Held>,
     pins: HashMap<RunId, Pin>,
-    /// Sum of the pins' counts.
+    /// Sum of [`Pin::leases`] over all pins.
     pinned: usize,
     deferred_units: u64,
     /// Units of runs with counted leases, each run once.
@@ -104,7 +104,8 @@ struct Pin {
     /// Units that each holder is charged for the run: the run's units when its first holder leased
     /// it. Zero without holders.
     units: u64,
-    /// Extents that the index has removed from the run.
+    /// Extents that the index has removed from the run. They are freed when the last lease on the
+    /// run ends.
     deferred: Vec<Extent>,
 }
 

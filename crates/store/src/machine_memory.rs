@@ -73,6 +73,7 @@ pub fn memory_left() -> u64 {
     kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
 }
 
+/// A limit of a store on a file system in memory: `what` names it, and `left` bytes are left.
 struct Source {
     left: u64,
     what: &'static str,

@@ -162,7 +162,8 @@ pub struct Options {
     pub paths: Vec<PathBuf>,
     /// When a put is complete.
     pub durability: Durability,
-    /// The I/O backend.
+    /// How segments are read and written: in the best mode that passes the self-test, or in a mode
+    /// that the caller names.
     pub io: IoChoice,
     /// Index backend. With `None` an existing store keeps its index, and a new store gets the
     /// default.
@@ -188,7 +189,7 @@ pub struct Options {
     pub scrub_rate: u64,
     /// Which pages are admitted.
     pub admission: AdmissionMode,
-    /// Long-term limit of writes; `None` for no limit.
+    /// Bytes that puts may write per span of time; `None` for no limit.
     pub write_budget: Option<WriteBudget>,
     /// Returns seconds since 1970. Tests replace it.
     pub wall_clock: fn() -> u64,

@@ -7,13 +7,14 @@ use std::time::Duration;
 pub struct Outcome {
     /// Leading pages stored (put), or filled and verified (get).
     pub pages: usize,
-    /// Payload bytes moved.
+    /// Payload bytes that the put wrote, or that the get read and verified.
     pub bytes: u64,
     /// Duration of the call.
     pub seconds: f64,
     /// The reason why a page failed; empty if all pages succeeded.
     pub reason: &'static str,
-    /// Success by page.
+    /// By page, whether it is stored (put), or filled and verified (get). A put counts no page
+    /// after the first page that is not stored.
     pub ok: Vec<bool>,
 }
 

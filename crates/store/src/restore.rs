@@ -38,16 +38,16 @@ pub struct Restore {
 /// The result of [`Restore::run`].
 #[derive(Debug, Serialize)]
 pub struct Restored {
-    /// The pages that were found.
+    /// The result of the search for runs in the segments of the other directories.
     #[serde(flatten)]
     pub verification: Verification,
-    /// Scopes of the store.
+    /// Number of scopes in the restored store's registry.
     pub scopes: u64,
     /// Directories of the store that the restore did not use. They are absent.
     pub absent: Vec<String>,
 }
 
-/// A directory of the lost store.
+/// A remaining directory of the store to restore: what its marker and its copies say.
 struct Survivor {
     /// The directory's name in the manifest.
     name: String,

@@ -56,17 +56,17 @@ pub struct CatalogStats {
     pub extents_per_run: f64,
     /// The eviction policy, and the hits that other policies would have had.
     pub eviction: EvictionStats,
-    /// State of the allocator.
+    /// Reserve, padding, fragmentation and write amplification of the segments.
     pub health: SpaceHealth,
     /// The directories of the segments.
     pub paths: Vec<VolumeStats>,
-    /// Live scopes.
+    /// Number of scopes that are registered and were not dropped.
     pub scopes: u64,
     /// The scopes that hold most bytes, largest first, at most [`SCOPES_SHOWN`].
     pub largest_scopes: Vec<ScopeUsage>,
-    /// Retained bytes.
+    /// Bytes of the runs that retention keeps from eviction.
     pub retained_bytes: u64,
-    /// Admission of pages.
+    /// Which pages of puts are admitted, and the write budget.
     pub admission: AdmissionStats,
     /// Runs in the index.
     pub runs: u64,
@@ -85,7 +85,8 @@ pub struct CatalogStats {
     pub index_disk_bytes: u64,
     /// Bytes that the index wrote since open.
     pub index_written_bytes: u64,
-    /// The tuning of a self-tuning index (`lsm`).
+    /// The shape of the LSM-tree of the index `lsm`, and the decisions that led to it; `None` for
+    /// other indexes.
     pub index_tuning: Option<IndexTuning>,
     /// Current leases.
     pub leases: u64,
@@ -93,7 +94,7 @@ pub struct CatalogStats {
     pub clients: u64,
     /// Reservations in progress.
     pub reservations: u64,
-    /// The I/O of the owner.
+    /// How the owner's process reads and writes segments.
     pub io: IoStats,
     /// Error that poisoned the store, if it is poisoned.
     pub poisoned: Option<String>,
@@ -225,7 +226,7 @@ impl From<TuningDecision> for IndexDecision {
     }
 }
 
-/// State of the allocator.
+/// Reserve, padding, fragmentation and write amplification of the segments.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpaceHealth {
     /// Bytes kept free, so that the allocator can choose among several free extents.
@@ -289,7 +290,7 @@ pub struct ScopeUsage {
     pub id: String,
     /// The model that the scope names.
     pub model: String,
-    /// Codec of pages that are put.
+    /// Codec that encodes the pages that are put now.
     pub codec: String,
     /// Number of pages.
     pub pages: u64,
@@ -297,13 +298,13 @@ pub struct ScopeUsage {
     pub bytes: u64,
     /// The scope's quota in bytes on disk, if any.
     pub quota_bytes: Option<u64>,
-    /// Retained bytes.
+    /// Bytes of the scope's runs that retention keeps from eviction.
     pub retained_bytes: u64,
-    /// Maximum retained bytes.
+    /// Maximum bytes of the scope's runs that retention may keep from eviction.
     pub retained_bytes_max: u64,
 }
 
-/// Admission of pages.
+/// Which pages of puts are admitted, and the write budget.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdmissionStats {
     /// The configured admission mode.
@@ -318,7 +319,7 @@ pub struct AdmissionStats {
     pub ghost_pages: u64,
 }
 
-/// The I/O of the owner's process.
+/// How the owner's process reads and writes segments, with warnings for the user.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IoStats {
     /// `uring`, `pool`, `buffered` or `mapped`; `simulated` in tests.

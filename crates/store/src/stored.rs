@@ -25,7 +25,7 @@ pub struct StoredStats {
     pub last_owner: String,
     /// Backend of the index.
     pub index: String,
-    /// Budget in bytes: segments and metadata.
+    /// Capacity in bytes: the maximum of segments and metadata together.
     pub capacity_bytes: u64,
     /// Bytes per segment file.
     pub segment_bytes: u64,

@@ -48,7 +48,8 @@ pub struct TransferStats {
     pub get_seconds: f64,
     /// Pages read and verified.
     pub read_pages: u64,
-    /// Pages that were located but not delivered.
+    /// Pages of gets that the owner located and that were not delivered, for example because they
+    /// failed verification.
     pub missed_pages: u64,
     /// Pages of puts that copy into staging, skipped because staging was full.
     pub staging_refusals: u64,

@@ -47,6 +47,7 @@ impl Reservation {
     }
 }
 
+/// A run of a reservation: `pages` consecutive pages of the put, from the page with index `at`.
 #[derive(Debug)]
 pub(crate) struct PlannedRun {
     pub(crate) place: Place,

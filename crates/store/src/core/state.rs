@@ -44,7 +44,7 @@ pub(crate) struct PendingRemovals {
 pub(super) struct Unsynced {
     /// Segments that were written and not synced since.
     pub(super) segments: BTreeSet<SegmentId>,
-    /// Whether uses of pages were recorded.
+    /// Whether pages were used: their recency is not durable yet.
     pub(super) uses: bool,
 }
 
@@ -140,7 +140,7 @@ impl StateLock {
         (pages, damaged_extents)
     }
 
-    /// Locks the state when no removal is pending.
+    /// Waits until no removal is pending, and locks the state.
     pub(super) fn lock_without_removals(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         while state.removals.in_steps + state.removals.dropping > 0 {

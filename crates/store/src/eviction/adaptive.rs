@@ -17,7 +17,7 @@ use ritornello_index::RunId;
 /// Creates a candidate's policy.
 type Make = fn() -> Box<dyn EvictionPolicy>;
 
-/// The candidates. The store evicts by the first until another is better.
+/// The candidates. The store evicts by the first until another leads by the [`MARGIN`].
 const CANDIDATES: [Make; 5] = [
     || Box::new(Density::new()),
     || Box::new(S3Fifo::new()),
@@ -45,7 +45,7 @@ const MARGIN: f64 = 0.005;
 /// standard error of the difference of two candidates is computed from their differences in each
 /// requested sequence, not in each page.
 const SIGMAS: f64 = 2.0;
-/// Sampled pages between two decisions.
+/// Number of requested sampled pages between two decisions which candidate to follow.
 const DECIDE_EVERY: u64 = 64;
 
 /// Evicts by the candidate whose shadow had most hits recently. Another candidate takes over only

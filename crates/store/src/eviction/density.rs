@@ -33,7 +33,8 @@ pub(super) struct Density {
     used: u64,
     /// Steps until worths are recomputed.
     due: u32,
-    /// Units inherited from another policy.
+    /// Units of the pieces that another policy handed over so far, warmest first: their sum
+    /// estimates the age of the next piece.
     inherited: u64,
     /// The list to evict from first: its kind, its index in [`Kind::ages`] ([`AGES`] for
     /// [`Kind::old`]), and its worth. `None` after each step and each computation of worths: the
@@ -47,7 +48,7 @@ const AGES: usize = 128;
 const STEPS: u64 = 16;
 /// Steps between recomputations of worths.
 const REVIEW: u32 = 4;
-/// Factor by which counts decay at each computation of worths.
+/// Factor by which the counts of a [`Kind`] decay at each computation of worths.
 const FADE: f32 = 0.985;
 /// Kinds of pages: put and not used since; put directly after used pages that no other pages
 /// follow, and not used since; used once; used more often; and put again soon after an eviction.

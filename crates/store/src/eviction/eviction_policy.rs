@@ -81,6 +81,6 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// Returns a listed piece that the policy would evict among the last.
     fn warmest(&self) -> Option<u32>;
 
-    /// Memory besides the pieces, in bytes.
+    /// Bytes of memory that the policy takes, without the pieces, which the tree holds.
     fn memory_bytes(&self) -> usize;
 }

@@ -22,11 +22,11 @@ struct Ghost {
     note: u32,
 }
 
-/// Minimum limit of the number of keys: lower limits are raised to it.
+/// Minimum of the limit `keys_max` of [`Ghosts::remember`]: lower limits are raised to it.
 const KEYS_MIN: usize = 64;
 
 impl Ghosts {
-    /// Total units remembered.
+    /// Sum of the units of the pages whose keys are remembered.
     pub(super) fn units(&self) -> u64 {
         self.units
     }

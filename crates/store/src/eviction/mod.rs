@@ -76,7 +76,7 @@ pub trait EvictionContext {
     fn page_key(&self, run: RunId, page: u32) -> u64;
 }
 
-/// An eviction policy, and the simulated hits of its candidates.
+/// The eviction policy of a store, and the hits that its candidates would have had.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionStats {
     /// The configured policy.
@@ -87,7 +87,7 @@ pub struct EvictionStats {
     pub switches: u64,
     /// Bytes of memory of all shadow caches, and of the state that samples keys for them.
     pub shadow_bytes: u64,
-    /// The sample is one page in `sample_rate`; zero without shadows.
+    /// The shadow caches simulate one of `sample_rate` pages; zero without shadow caches.
     pub sample_rate: u64,
     /// One shadow cache for each candidate. The candidates are the policies between which the
     /// configured policy chooses.
@@ -99,20 +99,21 @@ pub struct EvictionStats {
 pub struct ShadowStats {
     /// Name of the candidate policy.
     pub name: String,
-    /// Sampled pages requested.
+    /// Number of requests for pages in the sample.
     pub requested: u64,
-    /// Sampled pages that the candidate would have hit, with all pages before them.
+    /// Number of these requests for which the candidate would have had the page and all pages
+    /// before it.
     pub hits: u64,
     /// Whether the store follows the candidate.
     pub followed: bool,
 }
 
-/// A run to cut.
+/// A run whose last pages, or all pages, are to be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
     /// The run.
     pub run: RunId,
-    /// Pages that stay; zero evicts the whole run.
+    /// Number of leading pages that stay; zero evicts the whole run.
     pub keep_pages: u32,
     /// Units of the pages to remove, and of the header if the whole run is removed.
     pub units: u64,

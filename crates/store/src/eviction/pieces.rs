@@ -4,7 +4,7 @@ use ritornello_index::RunId;
 
 /// The slot number that means "no piece".
 pub(super) const NONE: u32 = u32::MAX;
-/// The run of a removed piece.
+/// The value of [`Piece::run`] in a removed piece.
 const NO_RUN: RunId = RunId(u64::MAX);
 
 /// Consecutive pages of a run, which a policy orders as a unit. The pieces that follow a piece, its
@@ -32,7 +32,7 @@ pub(super) struct Piece {
     pub(super) stamp: u32,
     /// Length of the run's header in units.
     pub(super) header_units: u8,
-    /// The number of the policy's list that holds the piece.
+    /// The number of the list that holds the piece, among the lists of the policy that lists it.
     pub(super) queue: u8,
     /// Number of uses since the piece was admitted.
     pub(super) uses: u8,

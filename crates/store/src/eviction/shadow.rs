@@ -10,7 +10,7 @@ pub(super) const CANDIDATES_MAX: usize = 8;
 /// them are recognised.
 const ENDS: usize = 1024;
 
-/// The pages before a sequence.
+/// The pages that precede a requested sequence, as the shadow caches know them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prefix {
     /// The last of these pages that is in the sample.

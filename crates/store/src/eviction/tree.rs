@@ -21,11 +21,10 @@ mod victims;
 /// `runs_have_few_extents_in_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
-/// one, and the space of a short piece holds no complete run. If uses end at any page, runs take
-/// 2.1 to 2.5 extents without this limit, and 1.0 to 1.5 with it (`tests/steady.rs`, test
-/// `runs_take_few_extents`).
-/// With the limit, unused pages of less than twice this length may stay with the used pages before
-/// them.
+/// one, and the space of a short piece holds no complete run. If uses end at arbitrary pages, runs
+/// take 2.1 to 2.5 extents without this limit, and 1.0 to 1.5 with it
+/// (`crates/store/tests/steady.rs`, test `runs_take_few_extents`). With the limit, unused pages of
+/// less than twice this length may stay with the used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
 /// A use may split a run only while the number of pieces is less than twice the number of runs plus
 /// this number.

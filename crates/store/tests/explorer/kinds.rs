@@ -27,7 +27,7 @@ thread_local! {
 /// A set of pages of one sequence: bit n is page n.
 pub type Pages = u64;
 
-/// A scope of the explorer, and the keys of its sequences.
+/// A scope of the explorer, the number of pages of each of its sequences, and their keys and bytes.
 pub struct Kind {
     pub scope: Scope,
     pub pages: usize,

@@ -20,6 +20,7 @@ pub(crate) struct Scrub {
     /// Remaining runs of this pass; the next run is last. Sorted by descending generation, and
     /// rotated in the first pass of an owner.
     left: Vec<(u64, RunId)>,
+    /// The next run is not verified before this time.
     due: Instant,
     /// The last observed value of a counter that grows with uses and puts, and the time when this
     /// value was first observed.

@@ -68,12 +68,12 @@ pub struct Verification {
     /// The highest generation of a run that was found without the index; zero if none was.
     #[serde(skip)]
     pub(crate) generation_max: u64,
-    /// Duration in seconds.
+    /// Duration of the verification in seconds.
     pub seconds: f64,
 }
 
 impl Verification {
-    /// Adds the runs and damaged pages of `other`.
+    /// Adds the numbers of runs, pages, bytes and dropped pages of `other`, and its damaged pages.
     pub(crate) fn add(&mut self, other: Self) {
         self.runs += other.runs;
         self.pages += other.pages;

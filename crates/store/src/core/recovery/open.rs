@@ -52,7 +52,7 @@ const EMPTY_SCOPES_MAX: usize = 1024;
 /// Maximum time that the addition of a directory, which the options list and the store lacks, waits
 /// for other changes of the directories. After this time the store is opened without the directory.
 const ADD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Percentage of the space that is kept free.
+/// Percentage of the store's space that is kept free: the reserve.
 const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {

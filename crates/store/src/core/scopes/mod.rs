@@ -137,7 +137,8 @@ impl Scopes {
         self.bytes_max.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the reference of `scope`, checked against the stored description.
+    /// Returns the reference of `scope`; `None` if it is not registered. Checks that the registered
+    /// scope with this digest has the same description.
     pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeRef>> {
         let live = self.live.read();
         let Some((reference, stored)) = live.by_id.get(&scope.id()) else { return Ok(None) };

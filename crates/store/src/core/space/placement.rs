@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time during which a volume gets no new segment after the creation of a segment on it failed.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
-/// Maximum evict-and-sync rounds for one run.
+/// Maximum rounds of evictions and a sync in the search for the space of one run.
 const RECLAIM_ROUNDS: u32 = 16;
 
 /// Deadlines of a put's waits for space. All runs of the put share them.
@@ -37,7 +37,7 @@ impl SpaceDeadline {
 enum Obstacle {
     /// Space is withheld until a dead process's writes have ended.
     Drain,
-    /// A segment must be created first.
+    /// A segment with this id must be created first.
     Grow(SegmentId),
     /// Removals must be synced before their space is reused.
     Sync,

@@ -44,7 +44,7 @@ enum Copy {
 /// Result of a relocation.
 #[derive(Debug, Default)]
 pub(crate) struct Moving {
-    /// Runs moved.
+    /// Number of runs moved.
     pub(crate) moved: u64,
     /// Runs for which no space was found, or that cannot be read now.
     pub(crate) stuck: Vec<RunId>,

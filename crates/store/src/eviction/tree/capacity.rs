@@ -7,7 +7,7 @@
 /// underestimate the capacity by up to the length of a put.
 #[derive(Debug, Default)]
 pub(super) struct CapacityEstimate {
-    /// Maximum of the current and of the previous period.
+    /// Maximum contents of the store in the current period and in the previous period.
     peak: [Peak; 2],
     observations: u32,
 }
@@ -25,7 +25,7 @@ const PERIOD: u32 = 4096;
 const UNITS_PER_KEY: u64 = 2048;
 
 impl CapacityEstimate {
-    /// Records the contents at an eviction.
+    /// Records the contents of the store when an eviction begins.
     pub(super) fn observe(&mut self, units: u64, pages: u64, pieces: usize) {
         if self.observations == PERIOD {
             (self.peak, self.observations) = ([Peak::default(), self.peak[0]], 0);
