@@ -1,9 +1,10 @@
 //! Leases: keep the bytes of a prefix in place until a reader has read them.
 //!
 //! A lease pins runs. The index may remove a pinned run at any time, for example by a deletion; its
-//! extents are then deferred in the lease table, and freed when the last lease on the run ends. The
-//! lock of the owner's core state covers the lookup of runs, their pins and the free extents, so
-//! that no leased extent is allocated (`tests/loom_lease.rs` checks every interleaving).
+//! extents are then deferred in the lease table, and freed when the last lease on the run ends.
+//! Runs are looked up and pinned, and extents are allocated and freed, under the lock of the
+//! owner's core state, so that no leased extent is allocated (`tests/loom_lease.rs` checks every
+//! interleaving).
 //!
 //! A reader whose lease has expired may read the bytes of another run. The checksums detect this,
 //! so leases are needed for hits, not for correctness.
@@ -164,7 +165,7 @@ impl LeaseTable {
     ///
     /// # Errors
     /// `Retry` if the client would hold more leases or pins than are left, as in `grant`, or if the
-    /// first run exceeds the share; nothing is changed.
+    /// first run does not fit the rest of the client's share; nothing is changed.
     pub fn grant_leading(
         &mut self,
         runs: &[RunId],

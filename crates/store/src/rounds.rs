@@ -67,7 +67,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Waits for the running round, and prevents further rounds while the guard is held.
+    /// Waits until no round runs, and prevents further rounds while the returned guard is held.
     ///
     /// # Errors
     /// `Retry` if the running round has not ended by `deadline`.

@@ -14,8 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The search for a run header covers the first `SEARCH_BYTES` of each of [`SEARCH_SEGMENTS`]
-/// segments.
+/// The search for a run header, which names the store of a volume without an intact marker, reads
+/// the first `SEARCH_BYTES` of each of at most [`SEARCH_SEGMENTS`] segments.
 const SEARCH_BYTES: usize = 8 << 20;
 const SEARCH_SEGMENTS: usize = 8;
 

@@ -92,7 +92,8 @@ fn segment_that_fails_to_open_keeps_its_pages() {
         schedule.heal();
         open.core.run_once();
         assert_eq!(found(&open), PAGES);
-        // The store still grows, because new segments do not take the number of the absent segment.
+        // The store can still create segments, because a new segment does not get the number of the
+        // absent segment.
         for name in 100..108 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
         }

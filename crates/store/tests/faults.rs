@@ -223,7 +223,8 @@ fn run_with_fault(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     if !stopped {
         let outcome = put(&open.store, &scope, &sequence(50, 4), None);
         let stats = open.store.stats().unwrap().catalog;
-        // The store tries a failed growth again after a pause; until then a put may find no space.
+        // After the creation of a segment failed, the store creates none for a while, and a put may
+        // find no space.
         let waits = outcome.reason == "no_space" && stats.segments < stats.segments_max;
         assert!(outcome.pages == 4 || waits, "{fault:?} {nth}: {outcome:?}");
         open.store.flush().unwrap();

@@ -161,9 +161,9 @@ struct Wait {
 /// Computes, for every age, the best rate of uses per step that waiting can bring. `hazards[age]`
 /// is the share of the pages unused before `age` that are used within this step.
 ///
-/// Iterates from the last step backwards. An interval grows while growth raises its rate, so the
-/// intervals on the stack have falling rates (as in pooling adjacent violators), and the work is
-/// linear.
+/// Iterates from the last step backwards. An interval is extended while the extension raises its
+/// rate, so the intervals on the stack have falling rates (as in pooling adjacent violators), and
+/// the work is linear.
 fn assess(hazards: &[f32; AGES], worth: &mut [f32; AGES]) {
     let mut stack = [Wait::default(); AGES];
     let mut depth = 0;

@@ -133,13 +133,14 @@ pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;
 
-    /// Adds a run that counts as used now. Replaces a known run.
+    /// Adds a run that counts as used now. Replaces an earlier run with the same id.
     fn admit(&mut self, resident: &Resident);
 
     /// Sets the parent of a run that was admitted without a parent.
     fn link(&mut self, run: RunId, parent: RunId, page: u32);
 
-    /// Records the use of a sequence: its runs, starting at the root. Skips unknown runs.
+    /// Records the use of a sequence: its runs, starting at the root. Skips runs that were not
+    /// admitted.
     fn hit(&mut self, path: &[Used]);
 
     /// Records the demand for a sequence, page by page ([`Resident::key`] of each), after the page
@@ -164,7 +165,7 @@ pub trait Eviction: Send + Debug {
     /// Removes the last `pages` pages of a run.
     fn shrink(&mut self, run: RunId, pages: u32);
 
-    /// Removes a run. Ignores unknown runs.
+    /// Removes a run. Ignores runs that were not admitted.
     fn remove(&mut self, run: RunId);
 
     /// Chooses runs to cut until at least `units` units become free, or no run that this call
@@ -179,10 +180,10 @@ pub trait Eviction: Send + Debug {
     /// it.
     fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim>;
 
-    /// Number of known runs.
+    /// Number of runs that were admitted and not removed.
     fn len(&self) -> usize;
 
-    /// Whether no runs are known.
+    /// Whether all admitted runs were removed.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -16,13 +16,13 @@ mod victims;
 
 /// Length, in units, of the chunks that eviction cuts off the ends of runs: 16 MiB. A cut of whole
 /// chunks is rounded up to whole pages. Smaller chunks fragment the free space, larger chunks evict
-/// more than needed. At 95 % full, runs of mixed shapes take 1.3 to 1.8 extents with this length,
-/// 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
-/// `runs_have_few_extents_in_steady_state`).
+/// more than needed. In a space that is 95 % full, the mean number of extents of runs with
+/// different page lengths is 1.3 to 1.8 with this length, 1.5 to 1.9 with a quarter of it
+/// (`ritornello_volume::space`, test `runs_have_few_extents_in_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
 /// one, and the space of a short piece holds no complete run. If uses end at arbitrary pages, runs
-/// take 2.1 to 2.5 extents without this limit, and 1.0 to 1.5 with it
+/// take a mean of 2.1 to 2.5 extents without this limit, and of 1.0 to 1.5 with it
 /// (`crates/store/tests/steady.rs`, test `runs_take_few_extents`). With the limit, unused pages of
 /// less than twice this length may stay with the used pages before them.
 const SPLIT_CHUNKS: u32 = 2;

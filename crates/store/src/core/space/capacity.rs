@@ -243,7 +243,7 @@ impl StoreCore {
 
 impl StoreSpace {
     /// Divides the maximum number of segments between the volumes. An absent volume keeps its
-    /// segments and does not grow; neither does a volume whose segments may hold runs that the
+    /// segments and gets no new segment; nor does a volume whose segments may hold runs that the
     /// index lacks, until a salvage has searched them.
     pub(crate) fn share_out(&mut self, absence: &Absence, manifest: &Manifest, budget: &Budget) {
         let unsearched = &self.unsearched;

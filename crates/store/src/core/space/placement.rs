@@ -10,7 +10,7 @@ use ritornello_format::{Extent, Result, SegmentId};
 use ritornello_volume::space::{Reserve, Space};
 use std::time::{Duration, Instant};
 
-/// Maximum time that a put waits for withheld space before it grows the store or evicts.
+/// Maximum time that a put waits for withheld space before it creates a segment or evicts pages.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time during which a volume gets no new segment after the creation of a segment on it failed.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);

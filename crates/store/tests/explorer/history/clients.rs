@@ -56,7 +56,7 @@ impl History {
         }
     }
 
-    /// Marks the unfinished puts of dropped scopes as void.
+    /// Marks the unfinished puts of dropped scopes as void: their commits must store no page.
     pub(super) fn void_unfinished_puts(&mut self, of: impl Fn(usize) -> bool) {
         let clients = self.clients.iter_mut().chain(&mut self.promoted_client);
         for unfinished in clients.filter_map(|client| client.unfinished.as_mut()) {
