@@ -113,8 +113,8 @@ pub struct CatalogStats {
 /// Absent volumes and segments, and their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbsentSpace {
-    /// At most 64 sentences: the directory, the segment's number if only a segment is absent, and
-    /// the reason.
+    /// One sentence for each absent volume or segment, at most 64: the directory, the segment's
+    /// number if only a segment is absent, and the reason.
     pub reasons: Vec<String>,
     /// Runs whose pages are misses until their space returns.
     pub runs: u64,

@@ -23,7 +23,8 @@ fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
     names.filter(|name| name.starts_with("seg-")).collect()
 }
 
-/// A volume is drained while one of its segments cannot be opened. Only evictions remove pages.
+/// A volume is drained while one of its segments cannot be opened. Every page that was not evicted
+/// is found afterwards.
 #[test]
 fn drain_with_an_absent_segment_loses_no_page() {
     let scope = chained(65_536);

@@ -159,7 +159,7 @@ fn plain_and_encoded_puts_acknowledge_durable_pages_only() {
 }
 
 /// A source of the pages of a put. The first access to the source deletes a stored page: after the
-/// caller's probe, and before the worker reserves space.
+/// caller's probe, and before the I/O thread that runs the put reserves space.
 struct Deleting<'a> {
     pages: BorrowedPages<'a>,
     delete: Box<dyn Fn() + Send + Sync + 'a>,

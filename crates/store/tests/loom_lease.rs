@@ -21,8 +21,7 @@ use std::time::Duration;
 const RUN: RunId = RunId(1);
 const UNITS: u64 = 64;
 const PLACE: Extent = Extent { segment: SegmentId(0), start: 0, units: UNITS as u32 };
-/// Capacity that the lease table divides among clients: the share of each client is as long as the
-/// run.
+/// Capacity that the lease table divides among clients: the run fits the share of each client.
 const CAPACITY: u64 = 2 * UNITS;
 
 #[derive(Debug)]

@@ -214,7 +214,8 @@ fn store_opens_with_its_stored_options() {
     refused(&Options { capacity: Some(3 << 20), ..options(dir.path(), 3) }, "two segments");
     open(dir.path(), 16).close();
     refused(&Options { index: Some(IndexKind::Memory), ..Options::new(dir.path()) }, "index");
-    // Options that are fixed at a store's creation keep their stored values, and the store opens.
+    // Options that are fixed when a store is created keep their stored values although the caller
+    // gives other values, and the store opens.
     let others = Options {
         segment_bytes: Some(2 << 20),
         paths: vec![dir.path().join("elsewhere")],

@@ -14,10 +14,10 @@ pub struct Bounds {
     pub least: Vec<Pages>,
     /// By sequence, the pages that may be present.
     pub most: Vec<Pages>,
-    /// By sequence, the pages that can be reached while a volume is absent; all pages if no volume
-    /// is absent.
+    /// By sequence, the pages that lookups may find while a volume is absent; all pages if no
+    /// volume is absent.
     pub visible: Vec<Pages>,
-    /// Pages deleted while a volume was absent, and not flushed since.
+    /// By sequence, the pages that were deleted while a volume was absent, if no flush followed.
     pub deleted: Vec<Pages>,
     /// Scopes that may have a quota: opening the store evicts pages above the quota, possibly not
     /// the pages that the previous owner would have evicted.
