@@ -92,8 +92,9 @@ enum Command {
     Top(TopArgs),
 }
 
-/// Runs the command: `args` is its name and its arguments, `python` the interpreter for
-/// measurements that need Python. Returns the exit status.
+/// Runs the command: `args` is its name and its arguments, `python` the interpreter with which
+/// `bench store` measures probes from Python; without an interpreter that figure is left out.
+/// Returns the exit status.
 #[must_use]
 pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     let cli = match Cli::try_parse_from(args) {

@@ -1,5 +1,5 @@
-//! The `ritornello` command without Python: `bench store --python` names an interpreter for the
-//! measurement that needs Python.
+//! The `ritornello` command as a program that is built without Python. `bench store --python` names
+//! the interpreter that measures probes from Python.
 
 #![forbid(unsafe_code)]
 

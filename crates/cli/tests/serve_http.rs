@@ -34,7 +34,7 @@ fn stats(address: SocketAddr) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// Reads the line `listening`, and returns the address.
+/// Reads the line `listening on http://ADDRESS` of `serve`, and returns the address.
 fn listening(served: &mut Served) -> SocketAddr {
     let line = served.says();
     line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}")).parse().unwrap()

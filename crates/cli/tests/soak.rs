@@ -1,4 +1,4 @@
-//! Short soaks, and an index that `soak` refuses.
+//! The command `soak`: two short runs, and an index that it refuses.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

@@ -4,7 +4,7 @@
 use crate::Dtype;
 use ritornello_format::{Error, Result};
 
-/// The version of frames that is written.
+/// The version of frames that encoding writes, and the only version that decoding accepts.
 pub const VERSION: u8 = 1;
 /// Length of a frame's head: version, number format, two zero bytes, length of the slice (4 bytes).
 pub const HEAD_BYTES: usize = 8;
@@ -14,7 +14,7 @@ pub fn damaged(what: &'static str) -> Error {
     Error::miss("an encoded slice is damaged").with("what", what)
 }
 
-/// Writes a frame front to back. Functions return `None` if the rest of the output is too short.
+/// Writes a frame front to back. Functions return `None` if the output has too little room left.
 pub struct FrameWriter<'a> {
     rest: &'a mut [u8],
     written: usize,
@@ -44,7 +44,7 @@ impl<'a> FrameWriter<'a> {
         Some(taken)
     }
 
-    /// The remaining output.
+    /// The part of the output that is not written yet.
     pub fn rest(&mut self) -> &mut [u8] {
         self.rest
     }

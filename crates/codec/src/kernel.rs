@@ -58,7 +58,7 @@ impl Kernel {
         Self::available().last().copied().unwrap_or(Self::SCALAR)
     }
 
-    /// The name shown in reports.
+    /// The kernel's name in the reports of `bench codec`.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self.0 {

@@ -56,7 +56,7 @@ impl Codec {
         Self::ALL.into_iter().find(|codec| codec.word() == word)
     }
 
-    /// The name users type.
+    /// The name that users type, as [`Codec::parse`] accepts it.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -68,13 +68,13 @@ impl Codec {
         }
     }
 
-    /// The number in run headers.
+    /// The number by which run headers name the codec.
     #[must_use]
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// The codec with this number.
+    /// The codec with the number `number` in run headers; `None` if this build knows no such codec.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|codec| codec.number() == number)

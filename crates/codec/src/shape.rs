@@ -10,8 +10,8 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Parses the name of a number format, as scopes have it; `None` for formats that no codec
-    /// supports.
+    /// Parses the name of a number format, as the field `dtype` of a scope has it; `None` for
+    /// formats that no codec supports.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         match word.strip_prefix("torch.").unwrap_or(word) {

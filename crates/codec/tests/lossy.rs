@@ -1,5 +1,5 @@
-//! `int8` and `int4` keep every number within half a step of its group, plus rounding errors, and
-//! store slices raw that they cannot encode.
+//! `int8` and `int4` change every number by at most half a step of its group, plus rounding errors,
+//! and store slices raw that they cannot encode.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -7,8 +7,8 @@ use ritornello_format::{Error, ErrorKind, Result};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Maximum events that exist: each move in flight has an event, and each mark of a stream that is
-/// in use.
+/// Maximum events that exist. Each move in flight uses one, and each mark of an engine's stream
+/// ([`crate::Device::mark`]) until its last reference is dropped.
 const EVENTS_MAX: usize = 4096;
 /// Interval at which a thread asks the driver whether an event is complete: the driver offers no
 /// wait with a deadline.
@@ -151,8 +151,8 @@ impl Drop for Core {
     }
 }
 
-/// An event that one move or one mark uses. When the value is dropped, the driver's event can be
-/// used again.
+/// An event that one move, or one mark of an engine's stream, uses. When the value is dropped, the
+/// driver's event can be used again.
 #[derive(Debug)]
 pub struct Event {
     core: Arc<Core>,
@@ -160,7 +160,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Marks the work that is queued on `stream` now.
+    /// Marks the work that is queued on `stream` now: the event is complete when this work is.
     ///
     /// # Safety
     /// The stream exists.

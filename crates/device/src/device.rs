@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Once the measurements of one direction have taken this time, the remaining [`PROBE_PIECES`] are
 /// not measured in this direction.
 const PROBE_TIME: Duration = Duration::from_millis(30);
-/// Numbers of pieces whose moves are measured.
+/// Numbers of pieces of the moves that are measured, in the order of the measurements.
 const PROBE_PIECES: [usize; 3] = [64, 512, 4096];
 /// Maximum bytes of device memory that a measurement allocates.
 const PROBE_BYTES: usize = 64 << 20;
@@ -30,7 +30,7 @@ const MOVES_MAX: usize = 16;
 /// Maximum time that the device may take for the moves of one measurement.
 const MOVE_TIME: Duration = Duration::from_secs(30);
 
-/// How the ways of a pool are chosen.
+/// How a pool chooses between the two ways of its moves, by a kernel or by the copy engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WayChoice {
     /// Choose the faster way by measurements, which take about 30 ms for each direction. Pools with
@@ -51,8 +51,8 @@ pub struct Device {
     tables: Arc<TableMemory>,
     arena: Arc<Arena>,
     core: Arc<Core>,
-    /// Measured times, by the length of pieces in bytes. Later pools with pieces of this length use
-    /// the same times.
+    /// Measured times of moves by both ways, by the average length of a piece in bytes. Later pools
+    /// with the same average length use the same times.
     measured: Mutex<HashMap<u64, Ways>>,
 }
 
@@ -99,7 +99,7 @@ impl Device {
         self.core.check()
     }
 
-    /// Usage of the pinned memory.
+    /// Size and usage of the pinned memory from which slots are taken.
     #[must_use]
     pub fn staging(&self) -> StagingStats {
         self.arena.stats()
@@ -296,8 +296,8 @@ impl Device {
     }
 }
 
-/// Device memory of a measurement. A drop frees the memory, unless the device is broken and may
-/// still access it.
+/// Device memory of a measurement of the ways. A drop frees the memory, unless the device is broken
+/// and may still access it.
 struct Scratch {
     core: Arc<Core>,
     address: u64,

@@ -41,9 +41,9 @@ pub struct Launch {
     pub units: u32,
     /// Address of the first [`MoveEntry`](crate::layout::MoveEntry).
     pub moves: u64,
-    /// Number of pages.
+    /// Number of pages to move, each with an entry in `moves`.
     pub pages: u32,
-    /// Address of the arena of the slots.
+    /// Address of the arena, the pinned memory that contains the slots.
     pub arena: u64,
 }
 

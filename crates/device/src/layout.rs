@@ -57,7 +57,7 @@ impl Entry for MoveEntry {}
 
 const _: () = assert!(size_of::<SpanEntry>() == 32 && size_of::<MoveEntry>() == 8);
 
-/// The bytes of a table.
+/// The bytes of a table of entries, as they are copied to the device.
 pub(crate) fn as_bytes<T: Entry>(table: &[T]) -> &[u8] {
     // SAFETY: entries have no padding (asserted above: their fields have 32 and 8 bytes).
     unsafe { std::slice::from_raw_parts(table.as_ptr().cast(), size_of_val(table)) }
@@ -114,7 +114,7 @@ pub enum Direction {
 pub struct Kernel {
     /// The direction of the move.
     pub direction: Direction,
-    /// The word of the layout.
+    /// The word in which the kernel reads and writes: [`Layout::word`].
     pub word: Word,
 }
 
@@ -143,7 +143,7 @@ impl Kernel {
 pub struct Part {
     /// Positions of the spans in the layout.
     pub spans: Range<usize>,
-    /// Work units of the spans.
+    /// Number of work units ([`WORK_UNIT`]) of the spans in one page.
     pub units: u32,
 }
 
@@ -212,7 +212,7 @@ impl Layout {
     pub fn spans(&self) -> &[SpanEntry] {
         &self.spans
     }
-    /// Number of blocks.
+    /// Number of blocks in the engine's memory.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.blocks
@@ -222,7 +222,7 @@ impl Layout {
     pub fn page_bytes(&self) -> u64 {
         self.page_bytes
     }
-    /// The word in which all bytes can be moved.
+    /// The largest word in which all bytes of the layout can be moved.
     #[must_use]
     pub fn word(&self) -> Word {
         self.word
@@ -249,7 +249,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The whole page.
+    /// The part that consists of all spans of a page.
     #[must_use]
     pub fn whole(&self) -> Part {
         Part { spans: 0..self.spans.len(), units: self.units }
@@ -322,8 +322,8 @@ fn check_span(span: &Span, blocks: u32) -> Result<()> {
 fn check_overlaps(spans: &[Span], blocks: u32) -> Result<()> {
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by_key(|span| span.base);
-    // Spans that alternate in memory: their stride, the address of the first span, and the largest
-    // end of a span.
+    // The latest spans that alternate in memory: their stride, the address of the first of them,
+    // and the largest address at which one of them ends.
     let mut group: Option<(u64, u64, u64)> = None;
     let mut end_of_blocks = 0;
     for span in sorted {

@@ -8,8 +8,9 @@
 //! is broken: later moves are refused, moves in flight end when the driver reports that their work
 //! has ended or the device has failed, and memory that the device may still access is never reused.
 //!
-//! **Must not know** what pages are, or when a block may be overwritten: the caller orders moves
-//! against the engine's work by marks and fences.
+//! **Must not know** what pages are, or when a block may be overwritten: the caller makes moves
+//! wait for the engine's work by marks ([`Device::mark`]), and the engine's work for moves by
+//! fences ([`MoveTicket::fence`], [`SaveFence`]).
 
 mod core;
 mod device;

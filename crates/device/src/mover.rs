@@ -240,11 +240,11 @@ impl Drop for Mover {
     }
 }
 
-/// A move on the device.
+/// A move that the mover's thread has queued on the device.
 struct InFlightMove {
     queued: Move,
     event: Arc<Event>,
-    /// Whether the event marks the end of the queued work.
+    /// Whether `event` was recorded after the queued work, and so marks the end of this work.
     is_marked: bool,
     /// The driver's error, if a part of the move was not queued.
     result: Result<()>,

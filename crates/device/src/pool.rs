@@ -19,7 +19,7 @@ const SETUP_TIME: Duration = Duration::from_secs(30);
 pub struct Pool {
     core: Arc<Core>,
     layout: Layout,
-    /// Address of the table of spans.
+    /// Address on the device of the table of [`SpanEntry`]s that kernels read.
     spans: u64,
     ways: Ways,
     /// Keeps the engine's memory allocated: moves in flight hold a reference to the pool.
@@ -77,7 +77,7 @@ impl Pool {
         outcome
     }
 
-    /// The layout.
+    /// The layout of a page in the pool's blocks.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout

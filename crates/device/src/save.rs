@@ -41,7 +41,7 @@ struct Gathering {
     ticket: MoveTicket,
 }
 
-/// Pages whose gathers were submitted.
+/// A save: the pages whose gathers (copies from the device to slots) were submitted.
 #[derive(Debug)]
 pub struct Save {
     windows: VecDeque<Gathering>,

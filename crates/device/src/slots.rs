@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One arena of staging memory, pinned as a whole.
+/// An arena: one allocation of staging memory, pinned as a whole, of which slots and tables are
+/// parts.
 #[derive(Debug)]
 pub(crate) struct Arena {
     core: Arc<Core>,
@@ -109,8 +110,9 @@ impl Drop for Arena {
     }
 }
 
-/// Pages in pinned memory, each contiguous and aligned to 4 KiB. A get fills them and a put writes
-/// them in place; moves copy them to the device and back.
+/// Pages in pinned memory, each contiguous and aligned to 4 KiB. A get reads pages of a store into
+/// slots, and a put writes pages from slots to a store; moves copy pages between slots and the
+/// device.
 ///
 /// Dropping the last reference frees the memory. A move in flight holds a reference.
 #[derive(Debug)]

@@ -64,7 +64,7 @@ pub struct Table {
     kernel: Option<KernelTable>,
 }
 
-/// The table that a kernel needs.
+/// The entries of a table as a kernel reads them, in device memory.
 #[derive(Debug)]
 struct KernelTable {
     memory: Arc<TableMemory>,
@@ -122,19 +122,19 @@ impl Table {
         Ok(Self { core, pool, slots, direction, entries, kernel })
     }
 
-    /// The slots.
+    /// The slots that the moves of this table read or fill.
     #[must_use]
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
     }
 
-    /// The pool.
+    /// The pool whose blocks the moves of this table fill or read.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    /// The direction of the moves.
+    /// The direction of all moves of this table.
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.direction

@@ -3,8 +3,8 @@
 use crate::layout::Direction;
 use std::time::Duration;
 
-/// Blocks of threads of a launch. Four blocks have 256 KiB in flight: more than three times the
-/// 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs busy.
+/// Number of blocks of 1,024 threads of a launch. Four blocks have 256 KiB in flight: more than
+/// three times the 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs busy.
 const GRID: u32 = 4;
 /// Minimum length of a piece in bytes for which the copy engines count as faster than a kernel, if
 /// the pool has no measurement.
@@ -15,7 +15,7 @@ const COPY_FROM: u64 = 32 << 10;
 pub enum Way {
     /// By a kernel on this number of blocks of 1,024 threads.
     Kernel {
-        /// Number of blocks.
+        /// Number of blocks of threads.
         grid: u32,
     },
     /// By the copy engines, piece by piece.
@@ -27,11 +27,11 @@ pub enum Way {
 pub struct Measured {
     /// Direction of the move.
     pub direction: Direction,
-    /// Number of pieces.
+    /// Number of pieces of the move.
     pub pieces: usize,
-    /// Time of the kernel.
+    /// Time that the move takes by a kernel.
     pub kernel: Duration,
-    /// Time of the copy engines.
+    /// Time that the move takes by the copy engines.
     pub copies: Duration,
 }
 

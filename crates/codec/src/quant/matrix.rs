@@ -44,7 +44,7 @@ const TO_INTEGER: f32 = 8_388_608.0;
 /// Numbers compared in parallel to find the smallest and the largest number of a group of values.
 const LANES: usize = 32;
 
-/// Buffers for one row of a matrix.
+/// Buffers for one row of a matrix, reused for all rows of a slice.
 pub struct Row {
     /// The smallest number of each channel of keys, as the integer to which [`ordered`] maps it.
     least: Vec<i16>,
@@ -79,7 +79,7 @@ fn u16_of(bytes: &[u8; 2]) -> u16 {
 
 /// Encodes rows of keys, one row per token, that share their groups. `out` receives the smallest
 /// numbers of all channels, their steps, then the codes row by row. `None` if a number, or the
-/// range of a group, is not finite, or if `out` is too short for the scales.
+/// range of a group, is not finite, or if `out` is too short for the smallest numbers and steps.
 #[inline(always)]
 pub fn encode_keys<N: Number>(
     bits: Bits,
@@ -117,7 +117,8 @@ pub fn encode_keys<N: Number>(
     finite.then_some(())
 }
 
-/// Decodes what [`encode_keys`] wrote. `None` if `encoded` is too short for the scales.
+/// Decodes what [`encode_keys`] wrote. `None` if `encoded` is too short for the smallest numbers
+/// and steps.
 #[inline(always)]
 pub fn decode_keys<N: Number>(
     bits: Bits,
@@ -142,7 +143,7 @@ pub fn decode_keys<N: Number>(
 
 /// Encodes one row of values in groups of `group` channels. `out` receives the smallest numbers of
 /// all groups, their steps, then the codes. `None` if a number, or the range of a group, is not
-/// finite, or if `out` is too short for the scales.
+/// finite, or if `out` is too short for the smallest numbers and steps.
 #[inline(always)]
 pub fn encode_values<N: Number>(
     bits: Bits,
@@ -169,7 +170,8 @@ pub fn encode_values<N: Number>(
     finite.then_some(())
 }
 
-/// Decodes what [`encode_values`] wrote. `None` if `encoded` is too short for the scales.
+/// Decodes what [`encode_values`] wrote. `None` if `encoded` is too short for the smallest numbers
+/// and steps.
 #[inline(always)]
 pub fn decode_values<N: Number>(
     bits: Bits,

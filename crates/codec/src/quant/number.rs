@@ -1,10 +1,10 @@
 //! Converts two-byte numbers to `f32` and back, in arithmetic that vectorises.
 
-/// A number of two bytes.
+/// A number format of two bytes.
 pub trait Number {
-    /// The largest finite number.
+    /// The largest finite number of the format.
     const LARGEST: f32;
-    /// The bits of infinity.
+    /// The bits of positive infinity in the format.
     const INFINITY: u16;
 
     /// Converts exactly. The result for a number that is not finite is unspecified.

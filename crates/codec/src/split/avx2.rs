@@ -123,8 +123,8 @@ pub fn encode(
     Some(escaped + rest)
 }
 
-/// Combines 32 exponents and 32 bytes of mantissa and sign (`rest`) into numbers, at byte `at` of a
-/// group.
+/// Combines 32 exponents and 32 bytes of mantissa and sign (`rest`) into 32 numbers, and writes
+/// them to `numbers` (a group) from byte `at`.
 #[target_feature(enable = "avx2")]
 fn join(exponent: __m256i, rest: __m256i, numbers: &mut Numbers, at: usize) {
     let turn = |v| _mm256_or_si256(_mm256_srli_epi16::<1>(v), _mm256_slli_epi16::<15>(v));

@@ -161,7 +161,7 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// The mask of the bytes that the codes of a group take.
+/// A mask with a set bit for each byte that the packed codes of a group take.
 const CODES: u32 = (1 << strip::CODES) - 1;
 
 /// See [`strip::encode_strip`].

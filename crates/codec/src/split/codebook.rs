@@ -1,4 +1,4 @@
-//! The codebook of a block: the exponents that have a short code.
+//! The codebook of a block of numbers: the 15 exponents that have a 4-bit code.
 
 /// Number of exponents that have a code.
 pub const CODES: usize = 15;

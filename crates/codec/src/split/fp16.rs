@@ -50,7 +50,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(HEAD_BYTES + groups.len() * (GROUP + CODES) + escaped + tail.len())
 }
 
-/// Decodes what [`encode`] wrote after the kind.
+/// Decodes what [`encode`] wrote, except the kind, which the caller has read.
 pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
     let (first, escaped) = (reader.u8()?, reader.u32()?);

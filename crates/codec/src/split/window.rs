@@ -18,7 +18,8 @@ const STRIP: usize = 16;
 const WINDOW: u8 = 7;
 /// Length of a block's head: kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
-/// Minimum ratio of numbers to escapes. With more escapes, 4-bit codes are shorter.
+/// Minimum ratio of numbers to escapes in a windowed block. With more escapes, the 4-bit codes of a
+/// codebook are shorter.
 const ESCAPES: usize = 8;
 /// Maximum number of groups from whose exponents the window of a strip is chosen.
 const SAMPLE: usize = 8;
@@ -70,7 +71,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(HEAD_BYTES + strips + groups.len() * (GROUP + CODES) + escaped + tail.len())
 }
 
-/// Decodes what [`encode`] wrote after the kind.
+/// Decodes what [`encode`] wrote, except the kind, which the caller has read.
 pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) -> Result<()> {
     let (groups, tail) = block.as_chunks_mut::<{ 2 * GROUP }>();
     let escaped = reader.u32()?;
@@ -104,8 +105,8 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
     }
 }
 
-/// Whether at most one in [`ESCAPES`] exponents of the strip's middle group is outside the window
-/// that begins at exponent `first`.
+/// Whether at most one in [`ESCAPES`] exponents of the middle one of `groups`, the groups of a
+/// strip, is outside the window that begins at exponent `first`.
 #[inline(always)]
 fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];

@@ -55,7 +55,8 @@ const VERSION_OF_BATCH: c_int = 12_080;
 const THREADS: c_uint = 1024;
 /// Maximum allocations that a checked range may consist of: enough for 128 GiB in chunks of 2 MiB.
 const CHUNKS_MAX: usize = 65_536;
-/// The kernels. The driver expects a string that ends with a NUL byte.
+/// The kernels of `kernels/kv.cu`, compiled to PTX. The driver expects a string that ends with a
+/// NUL byte.
 const PTX: &str = concat!(include_str!("../../kernels/kv.ptx"), "\0");
 
 struct Kernels {
@@ -263,7 +264,7 @@ impl Cuda {
         Ok(code)
     }
 
-    /// Returns `code`, after noting whether it says that the device has failed.
+    /// Returns `code`. If it is one of [`FAILURES`], first records that the device has failed.
     fn note(&self, code: Code) -> Code {
         if FAILURES.contains(&code) {
             self.has_failed.store(true, Ordering::Relaxed);
@@ -283,7 +284,7 @@ impl Cuda {
 }
 
 impl Symbols {
-    /// Turns a code into an error that names the call.
+    /// Returns an error with the name of the call and the name of `code`, unless `code` is success.
     fn check(&self, call: &'static str, code: Code) -> Result<()> {
         if code == SUCCESS {
             return Ok(());

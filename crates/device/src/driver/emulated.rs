@@ -72,7 +72,7 @@ impl Faults {
     }
 }
 
-/// The state that all streams share.
+/// The state that all streams of an emulated device share.
 #[derive(Debug)]
 struct Shared {
     faults: Faults,
@@ -146,7 +146,7 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// Waits until all work is complete.
+    /// Waits until all work of the stream is complete.
     fn drop(&mut self) {
         self.work = None;
         if let Some(thread) = self.thread.take()
@@ -213,7 +213,7 @@ impl Emulated {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Number of launches.
+    /// Number of kernel launches that were queued.
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)

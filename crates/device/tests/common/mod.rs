@@ -84,7 +84,7 @@ impl Memory {
     }
 }
 
-/// A pool in memory, with margins.
+/// A pool in memory of this process, with [`MARGIN`] bytes before and after its tensors.
 pub struct Tensors {
     pub memory: Memory,
     pub spans: Vec<Span>,

@@ -19,7 +19,8 @@ pub struct FakeCuda {
 }
 
 impl FakeCuda {
-    /// Loads the library with `part` broken; whole if `part` is empty.
+    /// Loads the library with `part` broken: a name that `libcuda.cpp` passes to `is_broken`, such
+    /// as `NO_MODULE`, or `RECORD N`. If `part` is empty, no part is broken.
     pub fn new(part: &str) -> Self {
         let fake = Self::without(&[]);
         fake.break_part(part);
@@ -55,7 +56,8 @@ impl FakeCuda {
         unsafe { Cuda::open_library(&[&self.path], ordinal) }
     }
 
-    /// Makes the device fail after `moves` moves.
+    /// Lets the next `moves` copies and launches succeed. The device fails at the copy or launch
+    /// after them.
     pub fn fail_after(&self, moves: c_long) {
         // SAFETY: the function in `libcuda.cpp` has this signature.
         unsafe {
@@ -64,8 +66,8 @@ impl FakeCuda {
         }
     }
 
-    /// Number of existing resources of a kind, or number of batches of copies if `what` is
-    /// "batches".
+    /// Number of existing resources of the kind `what`, such as "streams"; if `what` is "batches",
+    /// number of batched copies so far.
     pub fn count(&self, what: &str) -> c_int {
         let what = CString::new(what).unwrap();
         // SAFETY: the function in `libcuda.cpp` has this signature.
