@@ -55,11 +55,11 @@ WHEEL := build/wheels/ritornello-*.whl
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# `test-all` runs all suites except `test-service`, or its shard of them; `test` leaves out long tests,
-# and tests that need S3 servers, emulators, or an engine other than vLLM.
-# Suites of the core run one at a time, because some of them keep two cores busy at times. Most of
-# their tests wait and need no core, so suites of engines, which mostly keep one core busy, run
-# beside them: two at a time, long suites first.
+# `test-all` runs all suites, or its shard of them; `test` leaves out long tests, and tests that
+# need S3 servers, emulators, or an engine other than vLLM. Suites of the core run one at a time,
+# because some of them keep two cores busy at times. Most of their tests wait and need no core, so
+# suites of engines, which mostly keep one core busy, run beside them: two at a time, long suites
+# first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
 LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service
 ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake

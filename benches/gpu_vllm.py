@@ -29,7 +29,8 @@ Passes:
     restarted      the first pass of a new process, whose store was dropped from the page cache
 
 An answer is compared with the answer of `none` if the whole prompt was computed, or the whole
-prompt was found: steps of different sizes round differently. The answers of `own-graphs` are
+prompt was found: a prompt that is found in part is computed in steps of other sizes, which round
+differently. The answers of `own-graphs` are
 compared with its own earlier answers, because graphs divide attention differently, and so are the
 answers of `none`. All full KV blocks of a prompt are compared, by digests, with the blocks of
 `none`. The exit status is 1 if an answer

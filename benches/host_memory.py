@@ -17,7 +17,10 @@ MADV_COLLAPSE = 25
 
 
 class Host:
-    """The host tier: `rows` rows of `row_bytes`, in memory of one kind."""
+    """The host tier: `rows` rows of `row_bytes` bytes, each for one chunk of KV, in memory of one
+    kind: "huge" (anonymous huge pages), "collapsed" (a file in huge pages), or another name (a file
+    in pages of 4 KiB).
+    """
 
     def __init__(self, kind: str, rows: int, row_bytes: int) -> None:
         size = rows * row_bytes

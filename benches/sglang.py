@@ -20,7 +20,7 @@ Operations:
     exists        `batch_exists` of the keys of 128 stored pages
 
 `disk` is the limit in the same rounds: four threads move the pool's memory in direct operations of
-1 MiB. Systems take turns, round by round; a row is the median of its rounds.
+1 MiB. Systems take turns, round by round; each figure of a row is its median over the rounds.
 """
 
 import argparse
@@ -55,6 +55,7 @@ from ritornello.connector.identity import ModelIdentity  # noqa: E402
 from ritornello.sglang import RitornelloStorage, storage  # noqa: E402
 from ritornello.sglang.identity import Engine  # noqa: E402
 
+# Number of pages of a call, and number of calls of `exists` in a round.
 BATCH = 128
 EXISTS = 200
 # Arguments of `mha` in tests/engines/sglang/hosts.py: Qwen2.5-0.5B with pages of 16

@@ -10,11 +10,14 @@ import torch
 from benches.gpu_cells.rig import Memory, Rig, Row, Rows, Shape, bytes_of, timed
 from ritornello import DeviceMove, DeviceSlots
 
+# Maximum bytes of the KV memory of one page shape.
 BYTES_MAX = 1 << 30
+# Numbers of blocks, each with one page, that a move copies.
 BLOCKS = (64, 512, 4096)
-# With "auto" the pool chooses between kernel and copies.
+# "kernel:N" moves by a kernel on N blocks of threads, "copies" by the copy engines. With "auto" the
+# pool chooses between both for each move.
 WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies", "auto")
-# Moves that are in flight together, so that launching a move overlaps with other moves.
+# Number of moves that are in flight together, so that launching a move overlaps with other moves.
 MOVES = 4
 ROUNDS = 3
 # Maximum number of pieces for which one torch copy per piece is measured: more take too long.
@@ -28,7 +31,7 @@ PAGES, BESIDE, PRODUCTS = 512, 16, 20
 
 @dataclass(frozen=True)
 class Copy:
-    """A way to copy all pages, `times` times in one call of `run`."""
+    """A way to copy all pages of one measurement, `times` times in one call of `run`."""
 
     way: str
     direction: str

@@ -9,7 +9,8 @@ import torch
 from benches.gpu_cells.rig import Memory, Rig, Row, Rows, bytes_of
 
 SEEDS = 20
-# Lengths of a piece, in bytes. The last three need the kernels of narrower words.
+# Lengths of a piece, in bytes. The last three need the kernels of narrower words. In `WAYS`,
+# kernel:N is a kernel on N blocks of threads, copies are the copy engines.
 PIECES = (4096, 8192, 12_288, 24_576, 65_536, 73_728, 4104, 4100, 4097)
 WAYS = ("kernel:2", "kernel:4", "kernel:12", "copies")
 

@@ -14,6 +14,11 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Dims:
+    """The sizes of a model and its prompt. `inner`: width of the feed-forward layers. `head`:
+    numbers in a key of one head. `prompt`: tokens of the prompt. `chunk`: tokens that one pass
+    computes.
+    """
+
     layers: int
     hidden: int
     inner: int

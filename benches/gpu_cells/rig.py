@@ -146,7 +146,7 @@ def bytes_of(slots: DeviceSlots, pages: int) -> torch.Tensor:
 
 @dataclass
 class Times:
-    """Seconds of wall clock and of the processor."""
+    """Seconds of wall clock, and processor seconds of this process."""
 
     wall: float = 0.0
     cpu: float = 0.0

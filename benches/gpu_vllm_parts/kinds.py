@@ -81,7 +81,11 @@ KINDS = {
 
 @dataclass
 class Bench:
-    """The prompts, the model, and the folders of the engines' files."""
+    """The model, the prompts, and the folders of the engines' files. `config`: the model's
+    `config.json`. `prompts`: the name and the number of tokens of each prompt. `out`: the folder of
+    the report and the logs. `folder`: on the disk to measure. `weights`: the folder of the model.
+    `memory`: in /dev/shm. `deadline`: the end of the budget, of `time.monotonic`.
+    """
 
     config: dict[str, Any]
     prompts: list[tuple[str, int]]

@@ -61,7 +61,7 @@ class Engine(VLLMServer):
 
 @dataclass(frozen=True)
 class Measured:
-    """A workload's requests, and the growth of the engines' counters."""
+    """A workload's requests, and the growth of the engines' counters while they ran."""
 
     records: Sequence[Record]
     metrics: Metrics | None

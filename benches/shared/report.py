@@ -35,8 +35,13 @@ ENOUGH_X, CUT, LITTLE_X, WORSE, REGRET = 2.0, 0.6, 0.5, 1.05, 0.10
 @dataclass(frozen=True)
 class Row:
     """One set-up at one length of history. TTFT is measured on questions with a history (all
-    rounds except round 0), except for `ttft_first_mean_s`. Intervals are at 95 %, over users.
-    `hit_rate`: prompt tokens from any cache over all prompt tokens, first questions included.
+    rounds except round 0), except for `ttft_first_mean_s`, the mean of round 0. Intervals are at
+    95 %, over users. `tier_rate_x`: the rate of the lowest tier divided by the break-even rate;
+    None without a limit. `gap_mean_s`: mean seconds between the tokens of an answer. `hit_rate`:
+    prompt tokens from any cache divided by all prompt tokens, first questions included.
+    `over_alone` and `over_host`: mean TTFT divided by the mean TTFT of the engine alone, and of the
+    set-up without lower tiers. `answers_as_alone`: the share of answers that equal the answers of
+    the engine alone. `counters`: the growth of the connector's counters.
     """
 
     setup: str
@@ -74,7 +79,10 @@ class Run:
 
 @dataclass
 class Report:
-    """All results so far. `left_out`: set-ups that were not measured, with reasons."""
+    """All results so far. `speeds`: by length of history. `left_out`: set-ups that were not
+    measured, with reasons. `broken`: a message for each fact that does not hold (see `check`), and
+    for each set-up that failed.
+    """
 
     scale: Scale
     bytes_per_token: int = 0

@@ -15,6 +15,8 @@ ALONE, HOST = "engine alone", "host"
 HOST_DISK, HOST_S3 = "host + disk", "host + s3"
 # vLLM's own offloading, as on GPUs: alone, and with `RitornelloTier` below its host memory.
 OFFLOADING, OFFLOADING_DISK = "offloading", "offloading + disk"
+# The lowest tier of the set-ups that have a tier below the host tier, in the syntax of `tiers`,
+# with placeholders that `extra_config` replaces.
 DISK = "disk {folder}/disk {capacity}"
 LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
 # The tier from which a set-up must have hits, unless the set-up never loads, or its gate decides

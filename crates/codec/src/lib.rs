@@ -28,7 +28,7 @@ pub use shape::{Dtype, SliceKind, SliceShape};
 use quant::Bits;
 use ritornello_format::{Error, Result};
 
-/// How a slice is encoded. Run headers record the number; numbers are never reused.
+/// How a slice is encoded. Run headers record the codec's number, which is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {

@@ -47,7 +47,8 @@ pub struct Launch {
     pub arena: u64,
 }
 
-/// A list of copies, in the form that drivers take.
+/// A list of copies, as arrays of targets, sources and lengths: the form that CUDA's batched copy
+/// takes.
 #[derive(Clone, Debug, Default)]
 pub struct Copies {
     to: Vec<u64>,
@@ -80,7 +81,7 @@ impl Copies {
             .zip(&self.bytes)
             .map(|((&to, &from), &bytes)| (to, from, bytes))
     }
-    /// The targets, sources and lengths.
+    /// The arrays of targets, sources and lengths.
     #[must_use]
     pub fn columns(&self) -> (&[u64], &[u64], &[usize]) {
         (&self.to, &self.from, &self.bytes)

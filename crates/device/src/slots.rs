@@ -93,7 +93,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // The pages of a forked child are not pinned, so they can be unmapped.
+        // The memory of a forked child is not pinned, so it can be unmapped.
         if self.core.is_forked() {
             return;
         }

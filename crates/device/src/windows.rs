@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// How pages are divided into windows.
+/// How the pages of one load or save are divided into windows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
     pages: usize,

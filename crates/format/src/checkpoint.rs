@@ -52,7 +52,7 @@ impl CheckpointHeader {
         Ok(Self { id, journal, first })
     }
 
-    /// Sequence number of frame `ordinal`.
+    /// Sequence number of the checkpoint's frame `ordinal`, counted from zero.
     #[must_use]
     pub const fn sequence(&self, ordinal: u32) -> u64 {
         self.id << 32 | ordinal as u64
@@ -65,7 +65,8 @@ pub struct CheckpointEnd {
     /// Sequence number of the last journal record whose effect the copied runs may show. This
     /// record is durable before this frame is written.
     pub last: u64,
-    /// The largest reuse count (see [`RunImage::run`]) assigned so far.
+    /// The largest reuse count of a run's record that the index has assigned so far (see
+    /// [`RunImage::run`]).
     pub reuse: u32,
     /// Number of runs in the checkpoint.
     pub runs: u64,
@@ -115,20 +116,20 @@ impl<'a> CheckpointFrame<'a> {
     /// Length in bytes of the frame that ends a checkpoint.
     pub const END_BYTES: usize = FRAME_OVERHEAD + 28;
 
-    /// Appends a frame of encoded images.
+    /// Appends a frame of kind 1, whose body is `images`: encoded [`RunImage`]s.
     pub fn encode_runs(sequence: u64, images: &[u8], writer: &mut Writer) {
         write_frame(writer, sequence, 1, images.len(), |body| {
             body.raw(images);
         });
     }
 
-    /// Appends a frame of retentions.
+    /// Appends a frame of kind 3, which holds `retained`.
     pub fn encode_retained(sequence: u64, retained: &Retentions, writer: &mut Writer) {
         let bytes = Retentions::bytes(retained.runs.len());
         write_frame(writer, sequence, 3, bytes, |body| retained.encode(body));
     }
 
-    /// Appends the last frame.
+    /// Appends the last frame of a checkpoint, of kind 2.
     pub fn encode_end(sequence: u64, end: &CheckpointEnd, writer: &mut Writer) {
         write_frame(writer, sequence, 2, 28, |body| {
             body.u64(end.last).u32(end.reuse).u64(end.runs).u64(end.pages);

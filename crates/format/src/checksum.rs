@@ -1,4 +1,5 @@
-//! CRC-64/NVME: plain for records, seeded for payload.
+//! CRC-64/NVME: plain for the store's own records, seeded with key, generation and slice number for
+//! payload.
 
 use crc_fast::{CrcAlgorithm, Digest};
 

@@ -54,9 +54,11 @@ pub fn write_frame(
 pub struct Frame<'a> {
     /// The frame's sequence number.
     pub sequence: u64,
-    /// The kind of the body.
+    /// The kind of the body: see [`JournalRecord`],
+    /// [`CheckpointFrame`](crate::checkpoint::CheckpointFrame) and
+    /// [`ResidencyRecord`](crate::residency::ResidencyRecord).
     pub kind: u8,
-    /// The body.
+    /// The body, which the type for this kind decodes.
     pub body: &'a [u8],
     /// Length of the whole frame in bytes.
     pub bytes: usize,
@@ -174,7 +176,7 @@ impl JournalHeader {
 ///
 /// | bytes | field |
 /// |---|---|
-/// | 8 | run: number of its record in memory in the low 32 bits, reuse count in the high 32 |
+/// | 8 | run: number of its record in the index `run` (low 32 bits), reuse count (high 32 bits) |
 /// | 4 | scope slot |
 /// | 1 | flags: bit 0 the scope is chained, bit 1 the parent is known; the other bits are zero |
 /// | 8 | parent run (zero if unknown) |
@@ -190,8 +192,9 @@ impl JournalHeader {
 /// | 16 p | page hashes; all zero where a page was removed alone |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunImage<'a> {
-    /// The number of the run's record in memory (low 32 bits), and the record's reuse count (high
-    /// 32 bits), which increases each time the record is used for a new run.
+    /// The run's name: the number of its record in the memory of the index `run` (low 32 bits), and
+    /// the record's reuse count (high 32 bits), which increases each time the record is used for a
+    /// new run.
     pub run: u64,
     /// The scope of the run's pages.
     pub scope: ScopeSlot,
@@ -323,7 +326,7 @@ pub enum JournalRecord<'a> {
     /// Kind 5: a run moved. Body: run `u64`, generation `u64`, header checksum `u64`, header units
     /// `u32`, page units `u32`, number of extents `u32`, extents as in [`RunImage`].
     Relocate {
-        /// The run.
+        /// The run that moved.
         run: u64,
         /// The run's new place.
         place: Cow<'a, Place>,
@@ -349,13 +352,13 @@ pub struct Retentions {
 }
 
 impl Retentions {
-    /// Encoded length with `runs` runs.
+    /// Encoded length in bytes of the retentions of `runs` runs.
     #[must_use]
     pub const fn bytes(runs: usize) -> usize {
         12 + 16 * runs
     }
 
-    /// Appends the body.
+    /// Appends the body of the record or checkpoint frame that holds these retentions.
     pub fn encode(&self, writer: &mut Writer) {
         writer.u64(self.clock).u32(self.runs.len() as u32);
         for (run, end) in &self.runs {

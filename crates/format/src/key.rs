@@ -47,7 +47,7 @@ impl PageHash {
         Self(if hash == 0 { 1u128 } else { hash }.to_le_bytes())
     }
 
-    /// The low 64 bits, which give a page's home position in a hash table.
+    /// The low 64 bits, from which hash tables of the index derive a page's position.
     #[must_use]
     #[inline]
     pub fn low(self) -> u64 {

@@ -2,9 +2,9 @@
 
 use std::ops::Index;
 
-/// Page keys in order, in one buffer: a list of any length has two blocks of memory, which a clone
-/// copies. A put or get of small pages has thousands of keys, and freeing each
-/// key apart is slow once its memory has left the processor's cache.
+/// Page keys in order, in one buffer: a list of any length consists of two allocations, and so does
+/// its clone. A put or get of small pages has thousands of keys; if each key were an allocation,
+/// freeing them would be slow once their memory has left the processor's cache.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct KeyList {
     bytes: Vec<u8>,

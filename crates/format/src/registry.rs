@@ -64,7 +64,7 @@ pub struct ScopeRegistry {
     /// The slot of the next registration. `next` never decreases, so that no slot is assigned
     /// twice.
     pub next: u32,
-    /// Live scopes.
+    /// The registered scopes that were not dropped.
     pub scopes: BTreeMap<ScopeSlot, Arc<Scope>>,
     /// Settings of the scopes whose settings were changed from the store's defaults.
     pub settings: BTreeMap<ScopeSlot, ScopeSettings>,

@@ -24,7 +24,7 @@ pub enum Tier {
     Host,
     /// A disk of the worker's machine.
     Disk,
-    /// A store that machines share.
+    /// Storage that several machines share, such as a bucket.
     Remote,
 }
 
@@ -91,12 +91,12 @@ impl From<Tier> for Tiers {
 pub struct Holder {
     /// The worker.
     pub worker: Worker,
-    /// The tiers.
+    /// The tiers on which the worker holds the page.
     pub tiers: Tiers,
 }
 
-/// The header of a file: magic `RTRNRESI` (8), version `u32`, features `u32`, number `u64`,
-/// first sequence number `u64`, CRC-64.
+/// The header of a file of the residency log: magic `RTRNRESI` (8), version `u32`, features `u32`,
+/// number `u64`, first sequence number `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResidencyHeader {
     /// The file's number. A later file has a higher number; only a file without records may be

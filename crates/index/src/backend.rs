@@ -29,9 +29,9 @@ pub enum Backend {
 /// Options of [`Backend::open`]. A backend ignores options that do not apply to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Maximum bytes of files: see [`RunOptions::metadata_bytes_max`].
+    /// Maximum bytes that the index's files may take: see [`RunOptions::metadata_bytes_max`].
     pub metadata_bytes_max: u64,
-    /// Maximum bytes of memory in which the files are cached.
+    /// Maximum bytes of memory in which `lsm` and `art` cache their files.
     pub cache_bytes: u64,
     /// Whether every change is durable when the call that makes it returns. Only `art` obeys this
     /// option; in other persistent backends a change is durable after the next sync.

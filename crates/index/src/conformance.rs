@@ -27,11 +27,12 @@ pub struct Content {
     pub chained: bool,
     /// Generation of the parent run, and the page of that run which precedes this run.
     pub parent: Option<(u64, u32)>,
-    /// Pages of the run.
+    /// Hashes of the run's pages; [`PageHash::NONE`] where a page was removed alone.
     pub pages: Vec<PageHash>,
     /// Place of the run.
     pub place: Place,
-    /// Units that the run occupies.
+    /// Units of 4 KiB that the run's header and live pages occupy, each as its segment and its
+    /// position there.
     pub units: BTreeSet<(SegmentId, u32)>,
     /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
@@ -98,7 +99,8 @@ pub fn units(extents: &[Extent]) -> BTreeSet<(SegmentId, u32)> {
     units
 }
 
-/// Totals of removals: units, pages, and the runs that were removed as a whole.
+/// Totals of removals: the units that become free, the number of removed pages, and the runs that
+/// were removed as a whole.
 #[must_use]
 pub fn sum(removed: &[Removed]) -> (BTreeSet<(SegmentId, u32)>, u32, BTreeSet<RunId>) {
     let extents: Vec<Extent> = removed.iter().flat_map(|r| r.extents.iter().copied()).collect();
@@ -125,7 +127,8 @@ pub fn place(generation: u64, pages: u32) -> Place {
     }
 }
 
-/// Page `number` of a family. Different families have different hashes.
+/// The hash of page `number` of a family: a made-up sequence of pages. Different families have
+/// different hashes.
 #[must_use]
 pub fn page(family: u64, number: u64) -> PageHash {
     let low = crate::synthetic::mix(family << 32 | number);
@@ -133,7 +136,7 @@ pub fn page(family: u64, number: u64) -> PageHash {
     PageHash((u128::from(high) << 64 | u128::from(low | 1)).to_le_bytes())
 }
 
-/// Pages `0..count` of a family.
+/// The hashes of pages `0..count` of a family.
 #[must_use]
 pub fn pages(family: u64, count: u64) -> Vec<PageHash> {
     (0..count).map(|number| page(family, number)).collect()

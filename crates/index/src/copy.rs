@@ -1,5 +1,5 @@
-//! Copies the consistent runs of an index into another index, between any two backends. The copies
-//! of runs have other names.
+//! Copies the consistent runs of an index into another index, between any two backends. A copy of a
+//! run has another name ([`RunId`]) than the run.
 
 use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
@@ -19,10 +19,11 @@ pub struct Copied {
     pub dropped: u64,
 }
 
-/// Inserts every consistent run of `from` into `to`, which is empty, and makes `to` durable. `from`
-/// must not change during the call. Scopes, attachments, holes, places, recency, retentions and the
-/// clock are kept. A run is copied after its parent, even if the parent was inserted after the run.
-/// Calls `progress` with the number of runs copied so far.
+/// Inserts every consistent run of `from` into `to`, which is empty, and makes `to` durable. A run
+/// is consistent if `to` accepts it, its parent is consistent, and it has no holes in a chained
+/// scope. `from` must not change during the call. Scopes, parents, holes, places, recency,
+/// retentions and the clock are kept. A run is copied after its parent, even if the parent was
+/// inserted after the run. Calls `progress` with the number of runs copied so far.
 ///
 /// # Errors
 /// Errors of `sync_data`, of syncs of `to`, and of inserts, except `Invalid`, for which the run is
@@ -63,7 +64,7 @@ struct Copier<'a> {
     progress: &'a mut dyn FnMut(u64),
     /// Runs that wait for their parent, by parent.
     waiting: HashMap<RunId, Vec<RunId>>,
-    /// Links to make at the end: scope, parent, child.
+    /// Links to make at the end: scope, page of the parent run, first page of the child run.
     links: Vec<(ScopeSlot, PageHash, PageHash)>,
     /// Bytes inserted since the last sync, approximately.
     unsynced: usize,

@@ -127,15 +127,15 @@ pub struct RunView {
 pub struct IndexStats {
     /// Number of runs.
     pub runs: u64,
-    /// Number of pages.
+    /// Number of pages, without pages that were removed alone.
     pub pages: u64,
     /// Bytes of memory held; in `art`, the limit of its cache.
     pub memory_bytes: u64,
-    /// Ceiling of resident memory in bytes; zero without a ceiling.
+    /// Maximum bytes of memory that the index may hold, its ceiling; zero without a ceiling.
     pub memory_bytes_max: u64,
-    /// Share of the ceiling in use, in percent; zero without a ceiling.
+    /// Share of this ceiling that is in use, in percent; zero without a ceiling.
     pub memory_percent: u32,
-    /// Bytes of files now on disk.
+    /// Bytes that the index's files take on disk now.
     pub disk_bytes: u64,
     /// Bytes written to files since the index was opened.
     pub written_bytes: u64,
@@ -144,7 +144,7 @@ pub struct IndexStats {
     /// Bytes of changes in memory that are not synced. The owner of the index must sync before
     /// these bytes reach a limit, above which the backend `run` refuses inserts (`Retry`).
     pub pending_bytes: u64,
-    /// Files now on disk.
+    /// Number of the index's files on disk now.
     pub files: u64,
 }
 

@@ -74,7 +74,7 @@ use write::Numbers;
 /// Options of an [`ArtIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtOptions {
-    /// Memory for frames that are cached and not dirty, in bytes.
+    /// Bytes of memory for cached frames (Holt's units of 512 KiB) that are not dirty.
     pub cache_bytes: u64,
     /// Whether every change is durable when the call that makes it returns.
     /// [`crate::PrefixIndex::sync`] then writes only the recency from

@@ -90,7 +90,8 @@ impl ArtIndex {
         Ok(is.then_some((run, page, record)))
     }
 
-    /// Matches the keys starting at `at` with one run.
+    /// Matches the keys starting at `at` with the run that the tree names for the first of them.
+    /// `skip`: see [`ArtIndex::along`].
     ///
     /// In a chained scope a hash commits to all pages before it. If the run's last page matches the
     /// key at its position, the whole run therefore matches, and the run's record, which has the

@@ -74,7 +74,9 @@ fn attempt(dir: &Path, options: ArtOptions, recovered: ArtRecovered) -> Result<A
     index.reconcile(recovered)
 }
 
-/// The record of a run, and the parts of the run that were found.
+/// Fields of a run's record, and what [`ArtIndex::verify`] has found of the run in chunks and
+/// links: numbers of pages and of pages that exist, the last hash, and whether its parent links to
+/// it.
 #[derive(Debug)]
 struct Found {
     scope: ScopeSlot,
@@ -282,7 +284,7 @@ fn found(record: &Record) -> Found {
     }
 }
 
-/// Runs that are incomplete, or whose parent page does not exist.
+/// The runs in `runs` whose chunks are not whole, or whose parent page does not exist.
 fn damaged(runs: &HashMap<RunId, Found>) -> impl Iterator<Item = RunId> + '_ {
     let is_intact = |found: &Found| {
         let has_page = |(run, page): (RunId, u32)| {

@@ -10,7 +10,7 @@ use ritornello_format::{Error, PageHash, Result, ScopeSlot};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Run numbers that are reserved in the tree at a time.
+/// Number of run numbers that one write to the tree marks as assigned (see [`Numbers::reserved`]).
 const NUMBERS: u64 = 1 << 16;
 
 #[derive(Debug)]
@@ -87,9 +87,9 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Cuts a run. First removes the descendants of the pages after the cut, leaves before their
-    /// parents, so that no page is ever present without the pages before it. Stops if Holt fails to
-    /// apply a batch, which poisons the index.
+    /// Truncates run `run` after `keep` pages. First removes the descendants of the pages after
+    /// this cut, leaves before their parents, so that no page is ever present without the pages
+    /// before it. Stops if Holt fails to apply a batch, which poisons the index.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
         let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
         let mut removed = Vec::with_capacity(removals.len());
@@ -102,7 +102,8 @@ impl ArtIndex {
         removed
     }
 
-    /// The run, and all descendants of the pages after the cut, each run after its parent.
+    /// The run, and all descendants of its pages after `keep`, each with the number of pages that
+    /// it keeps, and each run after its parent.
     fn closure(&self, run: RunId, keep: u32) -> Result<Vec<(RunId, u32)>> {
         let Some(record) = self.record(run)? else { return Ok(Vec::new()) };
         if keep >= u32::from(record.pages) {
@@ -136,9 +137,10 @@ impl ArtIndex {
         Ok(removals)
     }
 
-    /// Removes or cuts the run's record first, after which no page after the cut exists. If the
-    /// process dies before all batches are applied, keys that list these pages' hashes remain; the
-    /// next open with [`ArtOptions::verify`](super::ArtOptions) removes them.
+    /// Truncates one run after `keep` pages, and returns the extents of the removed pages. Removes
+    /// or changes the run's record first, after which no page after the cut exists. If the process
+    /// dies before all batches are applied, keys that list these pages' hashes remain; the next
+    /// open with [`ArtOptions::verify`](super::ArtOptions) removes them.
     fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
         let Some(mut record) = self.record(run)? else { return Ok(None) };
         let Some(pages) = self.pages(run, &record)? else { return Ok(None) };
@@ -192,7 +194,8 @@ impl ArtIndex {
         Ok(Some(Removed { run, scope, pages: gone as u32, whole, extents }))
     }
 
-    /// Deletes the entry of a page, unless the entry names another run.
+    /// Deletes the entry that names a page's position, unless the entry names another run than
+    /// `run`.
     pub(super) fn delete_entry(
         &self,
         batch: &mut Batch,

@@ -7,7 +7,7 @@ use crate::residency::{Holder, Prefix, Residency, Tier, Tiers, Worker};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Creates an empty index.
+/// Creates an empty residency index.
 type Make<'a> = &'a dyn Fn() -> Box<dyn Residency>;
 
 const SCOPE: ScopeSlot = ScopeSlot(1);

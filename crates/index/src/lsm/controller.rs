@@ -1,5 +1,5 @@
-//! Watches the operations on the index, and selects the size ratio and the number of runs per level
-//! that suit them.
+//! Watches the operations on the index, and selects the size ratio between the levels of RocksDB's
+//! tree, and the maximum number of sorted runs per level, that cost least for these operations.
 //!
 //! **Off by default**, like the backend: the cargo feature `lsm` compiles the controller, and a
 //! store whose index is `lsm` runs it. [`Mode::Static`] turns the controller off.
@@ -14,14 +14,16 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Operations per window. With fewer than a few thousand operations the mix is mostly noise.
+/// Operations per window, the section of the operations for which one [`Mix`] is counted. With
+/// fewer than a few thousand operations the mix is mostly noise.
 const WINDOW: u64 = 4096;
 /// Maximum windows over which a decision averages the mix. After a shift of the mix, earlier
 /// windows do not count.
 const WINDOWS: usize = 16;
 /// Consecutive windows that must differ from the mix of the last decision to count as a shift.
 const CONFIRM: usize = 2;
-/// Distance of mixes that counts as a shift, see [`Mix::distance`].
+/// Distance of a window's mix from the mix of the last decision ([`Mix::distance`]) above which the
+/// window counts towards a shift.
 const SHIFT: f64 = 0.15;
 /// Share of the current cost that a new setting must save. A smaller predicted saving may be an
 /// error of the cost model.
@@ -31,10 +33,10 @@ const GROWTH: f64 = 2.0;
 /// Maximum number of decisions in [`Controller::log`].
 const LOG: usize = 64;
 
-/// Whether the controller changes the setting.
+/// Whether the controller changes the [`Setting`]: the size ratio and the number of sorted runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The setting follows the operations.
+    /// The controller changes the setting to suit the operations.
     #[default]
     Adaptive,
     /// The setting is fixed, for comparisons.
@@ -72,13 +74,13 @@ struct State {
     /// The counts of operations at the start of the current window.
     began: [u64; 4],
     windows: VecDeque<Mix>,
-    /// Mix and tree of the last decision.
+    /// The mix of operations and the size of the tree at the last decision.
     anchor: Option<(Mix, TreeSize)>,
     /// Consecutive windows whose mix differed from the mix of the last decision.
     differing: usize,
     target: Setting,
     applied: Setting,
-    /// Number of flushes at the last step.
+    /// Number of flushes of memtables at the last step of `applied` towards `target`.
     events: u64,
     log: VecDeque<TuningDecision>,
 }
@@ -123,7 +125,7 @@ impl Controller {
         self.counts.writes.fetch_add(entries, Relaxed);
     }
 
-    /// Counts point lookups, found and not.
+    /// Counts point lookups: `hits` found their key, `empty` found nothing.
     pub fn looked_up(&self, hits: u64, empty: u64) {
         self.counts.hits.fetch_add(hits, Relaxed);
         self.counts.empty.fetch_add(empty, Relaxed);
@@ -213,19 +215,19 @@ impl Controller {
         self.state.lock().target
     }
 
-    /// Whether the controller changes the setting.
+    /// Whether the mode is [`Mode::Adaptive`].
     #[must_use]
     pub fn is_adaptive(&self) -> bool {
         self.state.lock().mode == Mode::Adaptive
     }
 
-    /// Entries written or removed so far.
+    /// Number of entries written or removed so far.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.counts.writes.load(Relaxed)
     }
 
-    /// Operations so far.
+    /// Number of operations of all kinds that were counted so far.
     #[must_use]
     pub fn operations(&self) -> u64 {
         sum(self.counts.now())

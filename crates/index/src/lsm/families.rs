@@ -38,7 +38,7 @@ impl Names {
     }
 }
 
-/// An open database.
+/// An open database, with its column families and the parts that measure and tune it.
 pub(super) struct Families {
     pub(super) db: DB,
     pub(super) cache: Cache,
@@ -103,7 +103,7 @@ impl Families {
         })
     }
 
-    /// The handle of a family.
+    /// The handle of a column family.
     ///
     /// # Errors
     /// Never, because every family was opened with the database; the type cannot express this.

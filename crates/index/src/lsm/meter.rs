@@ -1,13 +1,13 @@
 //! Measures the cost of operations on this machine, in the running index.
 //!
 //! A sample of lookups and seeks is timed with RocksDB's counters, which report the time spent in
-//! tables and the number of filters checked. The cost of a filter is the slope of the time over the
-//! number of filters. The cost of a rewrite is the processor time of compactions, divided by the
-//! number of rewrites that the model predicts for the entries flushed in the same time. The
-//! predicted cost of the current setting is therefore right on average, even if RocksDB moves
-//! tables whose entries the model counts as rewritten. The prices of a filter and of a seek are
-//! multiplied by the real number of runs and divided by the predicted number, because the model
-//! multiplies them by the predicted number.
+//! tables and the number of Bloom filters checked. The cost of checking one filter is the slope of
+//! the time of a lookup over its number of filters. The cost of a rewrite is the processor time of
+//! compactions, divided by the number of rewrites that the model predicts for the entries flushed
+//! in the same time. The predicted cost of the current setting is therefore right on average, even
+//! if RocksDB moves tables whose entries the model counts as rewritten. The prices of a filter and
+//! of a seek are multiplied by the real number of sorted runs and divided by the predicted number,
+//! because the model multiplies them by the predicted number.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
@@ -24,14 +24,15 @@ const WEIGHT: f64 = 1.0 / 32.0;
 /// A measured time counts as at most this multiple of the mean time. A longer time includes other
 /// work, for example of a preempting process.
 const OUTLIER: f64 = 8.0;
-/// Minimum variance of the number of filters for which a slope is computed.
+/// Minimum variance of the number of filters that lookups check, for which a slope is computed.
 const SPREAD: f64 = 0.5;
 /// Prices before the first measurement.
 const GUESS: Prices =
     Prices { rewrite: 500.0, filter: 100.0, block: 1500.0, seek: 700.0, false_positive: 0.01 };
 /// Weight of the initial price of a rewrite, as a number of rewrites.
 const GUESSED: f64 = 100_000.0;
-/// Weight, in runs, of the initial assumption that there are as many runs as predicted.
+/// Weight, as a number of sorted runs, of the initial assumption that the tree has as many sorted
+/// runs as the model predicts.
 const RUNS_GUESSED: u32 = 8;
 
 /// See the module [`super::meter`].
@@ -46,7 +47,8 @@ pub(super) struct Meter {
     written: Mutex<Written>,
 }
 
-/// Totals of all flushes, and the totals that the model predicted.
+/// Totals of all flushes of memtables, and the totals that the cost model ([`TreeSize::rewrites`],
+/// [`TreeSize::runs`]) predicted.
 #[derive(Debug, Default)]
 struct Written {
     /// Number of the oldest log that RocksDB needed when [`Meter::flushes`] was last called. Each

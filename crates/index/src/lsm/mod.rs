@@ -9,9 +9,9 @@
 //! | `probe` | the two methods that find the longest prefix |
 //! | `write` | changes, as atomic batches |
 //! | `options` | options, at open and while open |
-//! | `cost` | the cost of operations with a setting: a size ratio and a number of runs per level |
+//! | `cost` | the cost of operations with a setting: a size ratio, and sorted runs per level |
 //! | `controller` | selects the setting that suits the operations |
-//! | `meter` | prices, measured in the running index |
+//! | `meter` | prices: the time that an operation's steps take, measured in the running index |
 //! | `shape` | maps a setting to RocksDB's options |
 //! | `tuner` | applies `cost`, `controller`, `meter` and `shape` to the open database |
 //! | `gauges` | sizes and write statistics |
@@ -134,7 +134,7 @@ impl LsmIndex {
         recovery::open(dir, options)
     }
 
-    /// Numbers of runs that the open recovered and dropped.
+    /// Numbers of runs of pages that the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> LsmRecovered {
         self.recovered
