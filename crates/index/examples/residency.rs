@@ -3,8 +3,8 @@
 //! `cargo run --release -p ritornello-index --features lsm --example residency -- [PAGES] [RUN_PAGES] [BACKEND]`
 //!
 //! Eight workers hold chains of 256 pages, put in calls of up to `RUN_PAGES` pages each, as in KV
-//! events. Each worker holds
-//! the leading pages of each chain, up to a length that differs between workers.
+//! events. Each worker holds the leading pages of each chain, up to a length that differs between
+//! workers.
 
 use ritornello_format::{PageHash, Result, ScopeSlot};
 #[cfg(feature = "lsm")]

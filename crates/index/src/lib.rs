@@ -1,9 +1,10 @@
 //! # ritornello-index
 //!
-//! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (the simple
-//! oracle of tests) and, by cargo features, `lsm` (RocksDB, for indexes larger than memory) and
-//! `art` (for comparison). [`Backend`] opens each backend by its name. [`residency`] tells routers
-//! the workers and tiers on which pages are present.
+//! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (hash maps,
+//! with which tests compare the other backends) and, by cargo features, `lsm` (RocksDB, for indexes
+//! larger than memory) and `art` (Holt, to compare it with the others). [`Backend`] opens each
+//! backend by its name. [`residency`] tells routers the workers and tiers on which pages are
+//! present.
 //!
 //! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After
 //! [`PrefixIndex::sync`] all earlier changes survive power loss, except in `memory`, which has no

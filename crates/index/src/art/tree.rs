@@ -52,7 +52,8 @@ impl Batch {
         self.0.len()
     }
 
-    /// Returns a batch that deletes the new keys of this batch, except `stay`, in reverse order.
+    /// Returns a batch that deletes the keys of this batch in reverse order, to undo an insert.
+    /// Leaves out `stay`, the only key that existed before the insert.
     pub(super) fn undo(&self, stay: &[u8]) -> Self {
         let new = self.0.iter().rev().filter(|(key, _)| **key != *stay);
         Self(new.map(|(key, _)| (key.clone(), None)).collect())
