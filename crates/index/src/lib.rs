@@ -2,7 +2,7 @@
 //!
 //! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (hash maps,
 //! with which tests compare the other backends) and, by cargo features, `lsm` (RocksDB, for indexes
-//! larger than memory) and `art` (Holt, to compare it with the others). [`Backend`] opens each
+//! larger than memory) and `art` (Holt, for comparison). [`Backend`] opens each
 //! backend by its name. [`residency`] tells routers the workers and tiers on which pages are
 //! present.
 //!

@@ -194,8 +194,7 @@ impl ArtIndex {
         Ok(Some(Removed { run, scope, pages: gone as u32, whole, extents }))
     }
 
-    /// Deletes the entry that names a page's position, unless the entry names another run than
-    /// `run`.
+    /// Deletes the entry that names a page's position, if this entry names the run `run`.
     pub(super) fn delete_entry(
         &self,
         batch: &mut Batch,

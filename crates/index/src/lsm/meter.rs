@@ -31,8 +31,8 @@ const GUESS: Prices =
     Prices { rewrite: 500.0, filter: 100.0, block: 1500.0, seek: 700.0, false_positive: 0.01 };
 /// Weight of the initial price of a rewrite, as a number of rewrites.
 const GUESSED: f64 = 100_000.0;
-/// Weight, as a number of sorted runs, of the initial assumption that the tree has as many sorted
-/// runs as the model predicts.
+/// Weight, as a number of sorted runs, of the initial assumption that the model predicts the number
+/// of sorted runs exactly.
 const RUNS_GUESSED: u32 = 8;
 
 /// See the module [`super::meter`].
