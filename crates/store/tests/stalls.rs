@@ -1,4 +1,4 @@
-//! A disk that completes no operations delays only the calls that need it.
+//! A disk that completes no operations delays only the calls that read or write pages on it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -73,7 +73,8 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     }
     assert!(!caught[0].done(), "a get from the stalled disk has ended");
 
-    // After two seconds without a completion, calls submit no operations to the volume.
+    // Once the volume has completed no operation for two seconds, calls submit no operations to it,
+    // and its pages are misses with the reason `stalled`.
     std::thread::sleep(Duration::from_millis(2500).saturating_sub(began.elapsed()));
     let outcome = get(&open.store, &scope, &stalled[STALLED_GETS..]);
     assert_eq!((outcome.pages, outcome.reason), (0, "stalled"));

@@ -1,5 +1,5 @@
-//! Measures the extents per run in a store that has been full for several turnovers. The test
-//! reserves and commits puts, but writes no page.
+//! Measures the extents per run in a full store whose contents have been replaced [`TURNOVERS`]
+//! times. The test reserves and commits puts, but writes no page.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -19,10 +19,11 @@ const KIB: u64 = 1 << 10;
 /// Minimum and maximum length of a page that is not encoded, in percent of its raw length.
 const RAW: (u64, u64) = (100, 100);
 const TURNOVERS: u64 = 4;
-/// Number of times that pages of each kind are used after each put of the second and later sets.
+/// Number of sequences of each kind whose pages are touched ([`Catalog::touch`]) after each put of
+/// the second and later sets.
 const USES_PER_PUT: u64 = 8;
 
-/// Sequences of the same shape.
+/// A kind of sequences: all have the same scope, page length and number of pages.
 struct Kind {
     scope: ScopeRef,
     page_bytes: u64,
@@ -106,7 +107,7 @@ impl Steady {
         self.catalog.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
     }
 
-    /// Uses up to 16 consecutive pages at a pseudorandom position, in each of [`USES_PER_PUT`]
+    /// Touches up to 16 consecutive pages at a pseudorandom position, in each of [`USES_PER_PUT`]
     /// sequences of each kind in the previous set. Does nothing for the first set.
     fn use_middle_pages(&self, set: u64, number: u64) {
         for kind in self.kinds.iter().filter(|_| set > 0) {
@@ -121,8 +122,8 @@ impl Steady {
     }
 
     /// Fills the store, and replaces its contents `TURNOVERS` times. After the sequences of a kind
-    /// in a set were put, uses each of them once. After the set, uses the first sequence of each
-    /// kind in one of the six latest sets.
+    /// in a set were put, touches each of them once. After the set, touches the first sequence of
+    /// each kind in one of the six latest sets.
     fn age(&mut self) -> SpaceHealth {
         let mut set = 0;
         while self.put < self.capacity * (TURNOVERS + 1) {

@@ -1,5 +1,5 @@
-//! The copies of manifest and scopes in the directories of volumes: they follow changes, and no
-//! call waits for them.
+//! The copies of the store's files `MANIFEST` and `SCOPES` in the directories of its volumes: each
+//! change of a file is copied, and no call waits for a copy.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

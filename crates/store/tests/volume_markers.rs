@@ -1,5 +1,5 @@
-//! Markers of volumes: interrupted creations, other stores, mount points, shrinking with an absent
-//! volume.
+//! Markers of volumes, the files `VOLUME` that name the store to which a directory belongs:
+//! interrupted creations, other stores, mount points, shrinking with an absent volume.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -129,7 +129,7 @@ fn upgraded_empty_directory_is_marked_on_demand() {
 }
 
 /// An earlier build wrote a segment below the mount point of a marked volume that is not mounted
-/// now.
+/// now. The store neither uses nor marks the directory that it finds there.
 #[test]
 fn segments_do_not_identify_a_marked_volume() {
     let disk = SimDisk::new(256 * MIB);
@@ -177,8 +177,9 @@ fn lost_marker_is_rewritten_on_demand() {
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
 }
 
-/// The directory holds no segment that identifies the volume, but a file of unknown origin: the
-/// volume's disk may not be mounted.
+/// A volume's directory has no marker and no segment that identifies it, but a file that the store
+/// did not make. `paths add` refuses to mark the directory, because the volume's disk may not be
+/// mounted.
 #[test]
 fn foreign_files_forbid_marking_without_segments() {
     let disk = SimDisk::new(64 * MIB);

@@ -1,5 +1,6 @@
 //! Volumes are added, drained and lost, and return, while threads put, get and delete short and
-//! long pages: each byte that arrives is right, and no call fails except with `Retry`.
+//! long pages: each byte that a get delivers is right, and calls fail only with errors of kind
+//! `Retry`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -20,11 +21,12 @@ use std::time::Duration;
 /// multiple of 4 KiB.
 const LONG: u64 = 16 * MIB + 5_001;
 const THREADS: usize = 4;
-/// Minimum number of calls that complete before a change begins, and again after it has ended.
+/// Minimum number of calls that complete before [`under_load`] makes its change, and again after
+/// the change.
 const CALLS: usize = 24;
 
-/// Items of short and long pages, chained and unchained: `short` items of each kind of short pages,
-/// and one of each kind of long pages.
+/// Items of short and long pages in chained and unchained scopes, whose model names begin with
+/// `model`: `short` items of each kind of short pages, and one of each kind of long pages.
 fn items(model: &str, short: u64) -> Vec<Item> {
     let short = (0..short).flat_map(|name| {
         [

@@ -40,22 +40,23 @@ pub struct Failure {
     pub status: Status,
     /// The error, in one line.
     pub line: String,
-    /// The remedy; empty if the line names it.
+    /// What the user can do; empty if [`line`](Self::line) says it.
     pub advice: String,
 }
 
 impl Failure {
-    /// Returns a failure of unusable arguments or an unusable store.
+    /// Returns a failure with [`Status::Unusable`]: an argument or the store cannot be used.
     pub fn unusable(line: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { status: Status::Unusable, line: line.into(), advice: advice.into() }
     }
 
-    /// Returns a failure during the work of a command.
+    /// Returns a failure with [`Status::Failed`]: the command began its work and could not complete
+    /// it.
     pub fn failed(line: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { status: Status::Failed, line: line.into(), advice: advice.into() }
     }
 
-    /// Returns the failure of opening a store.
+    /// Returns the failure of a command that could not open a store because of `error`.
     #[must_use]
     pub fn unopened(error: &Error) -> Self {
         let advice = match error.kind() {
@@ -74,7 +75,7 @@ impl Failure {
         failure
     }
 
-    /// Returns the failure of a call to a remote.
+    /// Returns the failure of a command whose call to a remote failed with `error`.
     #[must_use]
     pub fn from_remote(error: Error) -> Self {
         match error.kind() {

@@ -7,7 +7,8 @@
 //! error. A command removes its temporary directory when it ends, also after SIGINT (Ctrl-C),
 //! SIGTERM and SIGHUP; after SIGKILL the directory stays.
 //!
-//! **Must not know** any command.
+//! **Must not know** any command: the crates that implement commands (`operations`, `lab`, `cli`)
+//! use this crate.
 
 #![forbid(unsafe_code)]
 

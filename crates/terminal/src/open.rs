@@ -1,4 +1,4 @@
-//! Opening stores and remotes.
+//! Opening stores and remotes for a command; an error becomes a [`Failure`].
 
 use crate::exit::Failure;
 use ritornello_format::{Error, ErrorKind, Manifest};
@@ -74,7 +74,8 @@ pub fn check_existing(dir: &Path) -> Result<(), Failure> {
     ))
 }
 
-/// Opens a store with these options.
+/// Opens the store in the directory that `options` name; creates it if the directory holds no
+/// store.
 ///
 /// # Errors
 /// `Problems` if the store cannot be opened because its disk fails, otherwise `Unusable`.

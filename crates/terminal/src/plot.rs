@@ -60,7 +60,7 @@ pub enum Scale {
     Logarithmic,
 }
 
-/// A pair of axes.
+/// One chart: lines over one pair of axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Panel {
     /// Title above the panel, with the unit of the vertical axis.

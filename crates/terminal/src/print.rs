@@ -70,7 +70,7 @@ pub fn count(number: u64) -> String {
     out
 }
 
-/// Formats a share of 1 as a percentage: `12.3 %`.
+/// Formats a fraction as a percentage: `12.3 %` for 0.123.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)

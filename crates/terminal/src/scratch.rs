@@ -1,5 +1,5 @@
-//! Temporary directories, removed at the end, on failure, and on SIGINT (Ctrl-C), SIGTERM and
-//! SIGHUP.
+//! Temporary directories of commands, removed when a command succeeds or fails, and on SIGINT
+//! (Ctrl-C), SIGTERM and SIGHUP.
 
 use crate::exit::Failure;
 use parking_lot::Mutex;
@@ -76,7 +76,7 @@ fn watch_signals() {
     let watcher = std::thread::Builder::new().name("ritornello-signals".to_owned());
     let watch = move || {
         for signal in signals.forever() {
-            // Other threads may create files during the first pass, which the second pass removes.
+            // Other threads may create files during the first pass; the second pass removes them.
             LIVE.lock().iter().for_each(|path| remove(path));
             LIVE.lock().iter().for_each(|path| remove(path));
             let _ = signal_hook::low_level::emulate_default_handler(signal);

@@ -165,8 +165,8 @@ impl Cache {
     /// Starts to read pages, each from the fastest local tier that has it. The cache owns `target`
     /// until the ticket completes. Pages read from a tier below the first are then stored in the
     /// first tier, if staging has space for them. `parent` is the key of the page before the first
-    /// page, if any. If `control` names sections of the pages, a section is reported once all pages
-    /// have it.
+    /// page, if any. If `control` names sections of the pages, a section is reported once its bytes
+    /// of all pages are in `target`.
     ///
     /// # Errors
     /// `Invalid` for invalid keys, page lengths or sections; `Retry` if too many tickets are
@@ -221,8 +221,8 @@ impl Cache {
         }
     }
 
-    /// Returns the loads measured since the last call, as bytes and seconds by tier. Another
-    /// process can [record](Self::record_load) them.
+    /// Returns the loads that this process has measured since the last call, as bytes and seconds
+    /// by tier. Another process can [record](Self::record_load) them.
     #[must_use]
     pub fn take_loads(&self) -> Vec<(Tier, u64, f64)> {
         let measured = self.tiers.gate.take_measured();
@@ -231,7 +231,7 @@ impl Cache {
     }
 
     /// Records the duration of a load that the gate decided on. `compute` and `recompute` are the
-    /// estimates of that decision.
+    /// fields of that [`LoadDecision`](crate::gate::LoadDecision).
     pub fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
         self.tiers.gate.counts.record_outcome(load, compute, recompute);
     }

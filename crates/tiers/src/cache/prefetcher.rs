@@ -30,7 +30,7 @@ const MAX_QUEUED: usize = 256;
 /// first removes the stale prefetches.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
-/// Timeout of all queries for one prompt.
+/// Timeout of the queries that ask the remote which pages of one prompt it has, all together.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The prefetches of a cache and their threads.
@@ -41,7 +41,7 @@ pub(super) struct Prefetcher {
     /// Tracked prefetches, by [`PromptPages::name`].
     known: Mutex<HashMap<PageHash, Arc<Prefetch>>>,
     /// A prefetch holds this lock while it decides how much to fetch, so that two prefetches do not
-    /// count on the same space.
+    /// count on the same free space of the first tier.
     deciding: Mutex<()>,
     threads: ThreadPool<PrefetchJob>,
     counts: PrefetchCounters,

@@ -1,7 +1,8 @@
-//! Limits the bytes per second that move to and from a tier: a transfer reserves the next free
-//! period. Reads, fetches and background copies wait until their period has passed; puts, and the
-//! storing of fetched pages, do not wait. Background copies reserve short periods, so that a load
-//! can start between two of them.
+//! Limits the bytes per second that move to and from a tier: each transfer reserves the time that
+//! its bytes take at the limit, after the times that earlier transfers reserved. Reads, fetches and
+//! background copies wait until their reserved time has passed; puts, and the storing of fetched
+//! pages, do not wait. A background copy reserves at most [`BACKGROUND_QUANTUM`] at once, so that a
+//! load can start between two of its reservations.
 
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
@@ -19,7 +20,7 @@ const BACKGROUND_QUANTUM: f64 = 0.02;
 #[derive(Debug, Default)]
 pub(super) struct RateLimiter {
     bytes_per_second: Option<u64>,
-    /// End of the reserved time.
+    /// End of the last reservation.
     reserved_until: Mutex<Option<Instant>>,
 }
 
@@ -37,8 +38,9 @@ impl RateLimiter {
         self.bytes_per_second.map_or(u64::MAX, |rate| (duration.as_secs_f64() * rate as f64) as u64)
     }
 
-    /// Reserves the time that `bytes` take. Returns the reserved time; `None` without a limit, or
-    /// if the time is too long to be represented.
+    /// Reserves the time that `bytes` take at the limit, from the end of the last reservation or
+    /// from now, if that is later. Returns the reserved time; `None` without a limit, or if the
+    /// time is too long to be represented.
     pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
         let duration = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second? as f64);
         let mut reserved_until = self.reserved_until.lock();
@@ -49,9 +51,10 @@ impl RateLimiter {
         Some(begin..end)
     }
 
-    /// Reserves the time that `bytes` take, and waits until it has passed. Returns the delay by
-    /// earlier transfers. If `control` stops the wait first, or its deadline is before the end of
-    /// the reserved time, cancels the reservation and returns `None`.
+    /// [Reserves](Self::reserve) the time that `bytes` take, and waits until it has passed. Returns
+    /// how long the reservations of earlier transfers delayed its beginning. If `control` stops the
+    /// wait first, or its deadline is before the end of the reserved time, cancels the reservation
+    /// and returns `None`.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
         let requested_at = Instant::now();
         let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };
@@ -91,7 +94,7 @@ impl RateLimiter {
         true
     }
 
-    /// Bytes whose reserved time has not passed.
+    /// Bytes that the limit lets through in the reserved time that has not passed.
     pub(super) fn backlog(&self) -> u64 {
         let (Some(rate), Some(until)) = (self.bytes_per_second, *self.reserved_until.lock()) else {
             return 0;

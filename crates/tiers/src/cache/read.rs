@@ -127,8 +127,8 @@ pub(super) fn copy_for(
 /// A read in progress: the pages still missing, and the reason for the miss.
 struct PartialRead {
     missing: Vec<usize>,
-    /// Whether the read reserves a tier's time in short periods, so that loads can start between
-    /// them.
+    /// Whether the read waits for a tier's rate limit with [`RateLimiter::wait_in_steps`], so that
+    /// loads can start between its steps.
     background: bool,
     reason: &'static str,
 }

@@ -37,7 +37,8 @@ pub struct TierSpec {
 pub enum TierLocation {
     /// A store in a file system in memory.
     Host {
-        /// The directory. The default name is derived from the tiers below the host tier.
+        /// The directory; by default one in `/dev/shm`, whose name is derived from the user and
+        /// from the tiers below the host tier.
         dir: Option<PathBuf>,
         /// Capacity in bytes.
         capacity: u64,

@@ -211,8 +211,8 @@ pub struct CallStats {
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
-    /// Calls not made because the circuit breaker was open, or because all threads were busy and
-    /// the queue was full.
+    /// Calls not made because the circuit breaker was open, or because all threads for calls to the
+    /// remote were busy and the queue of calls was full.
     pub spared: u64,
     /// Whether the circuit breaker is open now.
     pub open: bool,
@@ -246,8 +246,8 @@ pub struct PrefetchStats {
     /// Prefetches that ended at a page that could not be fetched or put to the first tier, or
     /// without an answer of the remote.
     pub failed: u64,
-    /// Prefetches not started because too many prefetches were queued or tracked, or because no
-    /// thread could be started.
+    /// Prefetches not started because too many prefetches were queued, because the outcomes of too
+    /// many were kept for later lookups, or because no thread could be started.
     pub queue_full: u64,
     /// Pages fetched.
     pub pages: u64,

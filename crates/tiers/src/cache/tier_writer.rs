@@ -20,8 +20,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time that a job, and each step of a promotion, waits for loads. After this time the job
-/// runs concurrently with loads, because a busy cache would otherwise never write.
+/// Maximum time that a job, and each step of a promotion, waits for loads in progress to end. After
+/// this time the job runs concurrently with loads, because a busy cache would otherwise never
+/// write.
 const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
 /// Minimum timeout of a job's wait for the puts that store its pages
 /// ([`Store::time_limit`](ritornello_store::Store::time_limit)).

@@ -23,8 +23,8 @@ pub struct Listed {
 /// complete write wins. A value becomes visible whole or not at all. Names consist of `a-z`, `0-9`,
 /// `.`, `-` and `/`, at most 200 characters.
 ///
-/// Many threads may call concurrently. A call may take any time: the tier stops waiting for it at
-/// the deadline.
+/// Many threads may call concurrently. A call may take any time: `RemoteTier` stops waiting for it
+/// at the deadline.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// The value of `name`, or the bytes of it in `range`; the range is cut at the end of the
     /// value. `None` if there is no value.

@@ -1,5 +1,5 @@
-//! Checks of a backend before it is used: the conformance suite, and the tier's behaviour over it
-//! while faults are injected.
+//! Checks of a backend before it is used: the conformance suite, and how a `RemoteTier` over the
+//! backend behaves while faults are injected.
 
 use super::backend::{Backend, Listed};
 use super::conformance::{Check, conformance};
@@ -26,11 +26,11 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
 
 type Outcome = std::result::Result<(), String>;
 
-/// Runs [`conformance`] on `backend`, then transfers through the tier with every [`BackendFault`]
-/// injected. All names begin with `prefix`, which must end with a slash and which no other writer
-/// may use. Deletes the written values, if the backend can list and delete. The suite and each
-/// transfer fail if they take longer than `timeout`. If the backend cannot be reached, or the suite
-/// does not end in time, no further checks run.
+/// Runs [`conformance`] on `backend`, then writes and reads pages with a [`RemoteTier`] over it,
+/// with every [`BackendFault`] injected. All names begin with `prefix`, which must end with a slash
+/// and which no other writer may use. Deletes the written values, if the backend can list and
+/// delete. The suite and each transfer fail if they take longer than `timeout`. If the backend
+/// cannot be reached, or the suite does not end in time, no further checks run.
 #[must_use]
 pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration) -> Vec<Check> {
     let mut checks = Vec::new();

@@ -39,8 +39,8 @@ pub struct RemoteCalls {
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
-    /// Calls not made because the circuit breaker was open, or because all threads were busy and
-    /// the queue was full.
+    /// Calls not made because the circuit breaker was open, or because all threads for calls to the
+    /// remote were busy and the queue of calls was full.
     pub spared: u64,
     /// Whether the circuit breaker is open.
     pub open: bool,
@@ -90,8 +90,8 @@ impl CallExecutor {
         }
     }
 
-    /// Starts `call`, which is retried if it fails with `Retry`, within the limits of retries and
-    /// the deadline.
+    /// Starts `call`. A call that fails with `Retry` is repeated up to [`TRIES`] attempts, within
+    /// the retry budget and until the deadline.
     ///
     /// # Errors
     /// `Retry` if the circuit breaker is open, or all threads are busy and the queue is full.
