@@ -74,8 +74,7 @@ pub fn check_existing(dir: &Path) -> Result<(), Failure> {
     ))
 }
 
-/// Opens the store in the directory that `options` name; creates it if the directory holds no
-/// store.
+/// Opens the store that `options` describe, as [`ritornello_node::open`] does.
 ///
 /// # Errors
 /// `Problems` if the store cannot be opened because its disk fails, otherwise `Unusable`.

@@ -157,9 +157,9 @@ impl Limit {
         })
     }
 
-    /// Tries all shapes, keeps the fastest for writing and the fastest for reading, and returns
-    /// them in this order. Writes the file first, because a read of blocks that were never written
-    /// does not reach the device.
+    /// Measures several operation lengths and depths, and keeps the fastest shape for later writes
+    /// and the fastest for later reads. Returns these two shapes in this order. Writes the file
+    /// first, because a read of blocks that were never written does not reach the device.
     ///
     /// # Errors
     /// `Retry` if the file system fails.

@@ -23,11 +23,13 @@ pub(crate) trait Work {
     fn next(&mut self) -> Option<Op>;
     /// Reports that the operation `tag` has completed; the kernel no longer uses its memory.
     fn done(&mut self, tag: u64, result: io::Result<()>);
-    /// Does one short step of computation; `false` if no step is ready.
+    /// Does one short step of computation, such as a checksum of bytes that were read; `false` if
+    /// no step is ready.
     fn compute(&mut self) -> bool;
 }
 
-/// A way to do I/O. Any number of threads may call `run` at the same time.
+/// An implementation of reads and writes of files. Any number of threads may call `run` at the same
+/// time.
 pub(crate) trait IoEngine: Send + Sync {
     /// Runs `work` to its end, and returns for how long the thread waited for operations. When the
     /// call returns or unwinds, no operation is in flight, because the caller owns the memory of

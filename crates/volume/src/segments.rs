@@ -53,7 +53,7 @@ pub struct SegmentsConfig {
     pub dirs: Vec<PathBuf>,
     /// Length of every segment file in bytes: a multiple of 4 KiB.
     pub segment_bytes: u64,
-    /// How to move bytes.
+    /// The requested I/O mode.
     pub io: IoChoice,
     /// Bytes that one call keeps in flight on each volume; zero means
     /// [`SegmentsConfig::IN_FLIGHT_BYTES`].
@@ -101,7 +101,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Tests the directories, which must exist, and chooses how to move bytes.
+    /// Tests the directories, which must exist, and chooses the I/O mode ([`IoMode`]).
     ///
     /// # Errors
     /// `Invalid` if all named directories fail the self-test, if there are no volumes or more than
@@ -341,7 +341,7 @@ impl Segments {
         self.unusable_dirs.clone()
     }
 
-    /// How bytes are moved, and why this way.
+    /// The I/O mode, and why it was chosen.
     #[must_use]
     pub fn report(&self) -> IoReport {
         self.report.read().clone()
@@ -403,8 +403,8 @@ impl Segments {
     pub(crate) fn is_inherited(&self) -> bool {
         self.process != std::process::id()
     }
-    /// Length of the longest operation in bytes: a quarter of the bytes kept in flight, within
-    /// limits.
+    /// Length of the longest operation in bytes: a quarter of [`SegmentsConfig::in_flight_bytes`],
+    /// but at least [`OP_BYTES_MIN`] and at most [`OP_BYTES_MAX`].
     pub(crate) fn op_bytes(&self) -> u64 {
         (self.in_flight_bytes / 4 / UNIT as usize * UNIT as usize).clamp(OP_BYTES_MIN, OP_BYTES_MAX)
             as u64

@@ -52,7 +52,7 @@ pub struct StagingStats {
     pub in_use: usize,
     /// Maximum bytes that were in use at the same time.
     pub peak: usize,
-    /// The kind of memory.
+    /// The kind of the arena's memory pages.
     pub backing: Backing,
 }
 

@@ -110,7 +110,7 @@ pub struct RunRead<'a> {
 pub enum Encoded<'a> {
     /// Decode encoded pages. A page with an unknown codec misses.
     Unpack(&'a dyn Unpack),
-    /// Miss encoded pages.
+    /// Deliver no encoded page: encoded pages miss.
     Refuse,
     /// Deliver all pages as stored on disk, verified and padded: the target's pages are as long as
     /// the place's pages.

@@ -127,7 +127,7 @@ pub(super) fn copy_for(
 /// A read in progress: the pages still missing, and the reason for the miss.
 struct PartialRead {
     missing: Vec<usize>,
-    /// Whether the read waits for a tier's rate limit with [`RateLimiter::wait_in_steps`], so that
+    /// Whether the read waits for a tier's rate limit with `RateLimiter::wait_in_steps`, so that
     /// loads can start between its steps.
     background: bool,
     reason: &'static str,

@@ -11,7 +11,7 @@ pub(super) enum RejectReason {
     Damaged(String),
     /// No seal, under the name of a sealed object.
     Unsealed,
-    /// The key file does not hold the key of the seal.
+    /// The key file does not hold the key of the seal, which has this id.
     UnknownKey(String),
     /// The authenticator does not match the bytes.
     WrongTag,

@@ -28,7 +28,8 @@ pub fn scope() -> Arc<Scope> {
     Arc::new(Scope::opaque("tiers", PAGE as u64, true))
 }
 
-/// Returns the keys of a prompt that begins with the first `fork` pages of prompt 0.
+/// Returns the keys of the first `pages` pages of prompt `number`, whose first `fork` pages are
+/// those of prompt 0.
 pub fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
     // A key commits to all pages before it, so the keys after the fork contain the fork's position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
@@ -90,7 +91,8 @@ pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> 
     .unwrap()
 }
 
-/// Puts pages `first..`. Returns how many leading pages of these are on the first tier afterwards.
+/// Puts pages `first..` of the prompt with these keys. Returns how many leading pages of `first..`
+/// are on the first tier afterwards.
 pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));

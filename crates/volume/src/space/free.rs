@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Exclusive limit of units per segment, so that [`Hole`] fits 64 bits.
 pub(super) const SEGMENT_UNITS_LIMIT: u32 = 1 << 20;
-/// Size classes of the histogram: powers of two, in units.
+/// Number of size classes of free extents (`SpaceStats::free_extents`): class `n` begins at 2^n
+/// units.
 const SIZE_CLASSES: usize = 20;
 
 /// A free extent of one volume, packed into 64 bits: length, segment and start (20, 24 and 20
@@ -51,7 +52,7 @@ pub(super) struct FreeMap {
     /// Sealed segments whose file is being removed, or is partly removed.
     removing: BTreeSet<u32>,
     sealed_units: u64,
-    /// The lowest number that new segments may get.
+    /// The lowest segment number that a new segment may get.
     first: u32,
     by_size: BTreeSet<Hole>,
     units: u64,

@@ -4,7 +4,7 @@ use super::free::Hole;
 use super::shape::RunShape;
 use super::{RUN_EXTENTS_MAX, Space};
 
-/// The first `units` of a hole.
+/// The first `units` of a hole, which hold a piece of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pick {
     pub(super) volume: u8,

@@ -25,7 +25,8 @@ pub(super) struct Rotation {
 #[derive(Clone, Copy, Debug, Default)]
 struct VolumePosition {
     position: u64,
-    /// Smoothed speed; zero if it was not measured.
+    /// Smoothed speed, in the unit of the speeds passed to [`Rotation::measured`]; zero if it was
+    /// not measured.
     speed: u32,
 }
 

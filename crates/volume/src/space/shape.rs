@@ -1,4 +1,4 @@
-//! Legal cuts of a run into extents.
+//! The positions at which the allocator may cut a run into extents.
 
 use ritornello_format::{PIECE_UNITS, UNIT, WHOLE_PAGE_UNITS};
 

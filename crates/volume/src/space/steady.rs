@@ -37,7 +37,7 @@ const MIXES: [Mix; 5] = [
 
 struct Steady {
     space: Space,
-    /// Runs by time of last use.
+    /// Runs by the value of `now` when they were allocated or last used.
     runs: BTreeMap<u64, Place>,
     now: u64,
     chunk: u64,

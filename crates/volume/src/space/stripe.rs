@@ -1,4 +1,4 @@
-//! Long pages over several volumes.
+//! Allocates space for a page longer than 16 MiB on several volumes.
 
 use super::pick::Pick;
 use super::shape::{LONG_PAGE_UNITS, RunShape};

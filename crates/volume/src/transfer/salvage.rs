@@ -8,7 +8,7 @@ use ritornello_format::{
     Extent, Place, RUN_HEADER_UNITS_MAX, RUN_MAGIC, Result, RunHeader, SegmentId, UNIT,
 };
 
-/// Bytes that are read at a time and then searched.
+/// Bytes of a segment that are read at a time and then searched for run headers.
 const WINDOW: u64 = 4 << 20;
 
 /// A run header found in a segment. The run's pages are not verified, and may be overwritten.

@@ -1,5 +1,5 @@
-//! Adds payload to checksums, with 256-bit carry-less multiplication on processors without 512-bit
-//! multiplication.
+//! Adds the bytes of slices to their checksums, with 256-bit carry-less multiplication on
+//! processors without 512-bit multiplication.
 //!
 //! `crc_fast`, which computes [`SliceChecksum`], multiplies 512 bits at a time with AVX-512, and
 //! 128 bits without. Processors with `VPCLMULQDQ` and without AVX-512 (AMD Zen 3, Intel since Alder

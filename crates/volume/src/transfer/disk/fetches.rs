@@ -1,5 +1,6 @@
-//! The run headers and the parts of pages that one call reads. Each header or part is queued in
-//! chunks, then its operations are in flight, then its bytes are in memory and are verified.
+//! The run headers, and the parts of pages ([`Part`](crate::transfer::read::Part)), that one call
+//! reads. Each header or part is queued in chunks, then its operations are in flight, then its
+//! bytes are in memory and are verified.
 
 use super::OpBuffers;
 use crate::io_engine::IoVec;

@@ -1,4 +1,5 @@
-//! Reads runs from mapped segments: the headers first, then the parts of pages, each a copy.
+//! Reads runs from mapped segments: copies and decodes the headers first, then copies and verifies
+//! the parts of pages ([`Part`]).
 
 use super::copy_threads::map_pages;
 use super::{MappedRun, PIECE};
