@@ -45,13 +45,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Returns a failure with [`Status::Unusable`]: an argument or the store cannot be used.
+    /// Returns a failure with the status [`Status::Unusable`].
     pub fn unusable(line: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { status: Status::Unusable, line: line.into(), advice: advice.into() }
     }
 
-    /// Returns a failure with [`Status::Failed`]: the command began its work and could not complete
-    /// it.
+    /// Returns a failure with the status [`Status::Failed`].
     pub fn failed(line: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { status: Status::Failed, line: line.into(), advice: advice.into() }
     }

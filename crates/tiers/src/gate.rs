@@ -66,9 +66,9 @@ pub struct TierSpan {
 /// The input of a decision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadQuery<'a> {
-    /// Found spans, from the first page that the engine lacks.
+    /// The pages that a lookup found, starting at the first page that the engine lacks.
     pub found: &'a [TierSpan],
-    /// Bytes per page.
+    /// Bytes to load for one page.
     pub page_bytes: u64,
     /// Tokens per page.
     pub page_tokens: u64,
@@ -149,7 +149,7 @@ impl PrefillModel {
 
 #[derive(Clone, Copy, Debug)]
 struct TierSpeed {
-    /// Estimated bytes per second after the latency.
+    /// Estimated bytes per second once the first byte of a load has arrived.
     rate: f64,
     /// Estimated seconds from a request to its first byte.
     latency: f64,

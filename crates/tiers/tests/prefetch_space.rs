@@ -206,7 +206,7 @@ fn long_page_is_fetched_to_a_slow_first_tier() {
         paths: vec![volume],
         ..Options::new(dir.path().join("disk"))
     };
-    // The cache gets a second handle on this store.
+    // The cache gets a second handle on this store, and so uses its throttled medium.
     let node = ritornello_node::open_on(Arc::new(slow), &first).unwrap();
     let cache = open_over(&[&disk(&dir, 256), &address], &settings, over);
     let options = LookupOptions { page_bytes: 0, ..HALVES };

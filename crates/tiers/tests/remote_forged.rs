@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const SCOPE: ScopeId = ScopeId([9; 16]);
 const OTHER: ScopeId = ScopeId([8; 16]);
 const PAGE: usize = 4096;
-/// Number of pages, which make objects of 128, 16, 4, 2 and 1 pages.
+/// Number of pages of the prompt, which make objects of 128, 16, 4, 2 and 1 pages.
 const PAGES: usize = 151;
 
 /// Returns a key ring with one key for each letter of `ids`, which is the key's id.

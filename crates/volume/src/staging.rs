@@ -264,7 +264,7 @@ pub struct StagedPages {
 }
 
 impl StagedPages {
-    /// The bytes of a page.
+    /// The bytes of page `page`, without padding; `None` if there is no such page.
     #[must_use]
     pub fn bytes(&self, page: usize) -> Option<&[u8]> {
         self.pages.get(page).map(|(buffer, bytes)| &buffer.bytes()[..*bytes])

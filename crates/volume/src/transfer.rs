@@ -34,9 +34,9 @@ use std::time::Instant;
 /// caller's memory until they complete. The default has no deadline and cannot be cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Control {
-    /// Stop at this time.
+    /// Time from which the call submits no further operation.
     pub deadline: Option<Instant>,
-    /// Stop when this flag is set.
+    /// Once this flag is set, the call submits no further operation.
     pub cancelled: Option<Arc<AtomicBool>>,
     /// Send pages through staging even where they could move in place. Without effect on mapped
     /// segments, and on pages that are in staging already. The copy is faster where the caller's

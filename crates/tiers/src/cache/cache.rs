@@ -1,4 +1,4 @@
-//! The cache: tiers of one list, opened together.
+//! The cache: the tiers of one list ([`TierSpec`]), opened together.
 
 use super::local_tier::{self, LocalTier};
 use super::lookup::{Lookup, LookupOptions, TierLease};

@@ -56,9 +56,9 @@ impl Fetch<'_> {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());
         let step = self.step_pages();
-        // An object whose pages are in two steps is read twice. To divide few objects, all steps
-        // but the last end at a multiple of `group`: the length of a full object in pages or, if a
-        // step is shorter, a power of two that divides this length.
+        // If an object has pages in two steps, each of the steps requests a part of it. To divide
+        // few objects, all steps but the last end at a multiple of `group`: the length of a full
+        // object in pages or, if a step is shorter, a power of two that divides this length.
         let group = group_pages(pages.page_bytes).min(1 << step.ilog2());
         tiers.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.

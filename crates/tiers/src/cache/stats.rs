@@ -158,7 +158,7 @@ pub struct CacheStats {
     pub prefetch: PrefetchStats,
     /// Decisions of the gate, and the measured times of the decided loads.
     pub gate: GateStats,
-    /// Nodes of the page table.
+    /// Nodes of the page table's tree: rows of consecutive pages that are on the same tiers.
     pub table_nodes: u64,
     /// Pages in the page table.
     pub table_pages: u64,
@@ -249,7 +249,7 @@ pub struct PrefetchStats {
     /// Prefetches not started because too many prefetches were queued, because the outcomes of too
     /// many were kept for later lookups, or because no thread could be started.
     pub queue_full: u64,
-    /// Pages fetched.
+    /// Pages fetched from the remote and stored on the first tier.
     pub pages: u64,
     /// Bytes of the fetched pages.
     pub bytes: u64,
@@ -267,7 +267,8 @@ pub struct GateStats {
     /// Lookups for which the gate chose to load no page: loading would have saved at most 5 % of
     /// the time to compute, or the lookup forbade loads.
     pub none: u64,
-    /// Loads whose time was reported.
+    /// Loads whose duration was reported by
+    /// [`Cache::record_outcome`](super::Cache::record_outcome).
     pub judged: u64,
     /// Total seconds of the loads whose time was reported.
     pub load_seconds: f64,

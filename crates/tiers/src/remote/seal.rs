@@ -20,10 +20,11 @@ const VERSION: u32 = 1;
 const TAG_BYTES: usize = 32;
 /// Bytes of the fixed fields: magic, version, length of the header, number of pages, key id.
 const FIXED_BYTES: usize = 8 + 4 + 4 + 4 + ID_BYTES;
-/// Bytes before the run header.
+/// Bytes of a seal before the run header.
 const FRONT_BYTES: usize = FIXED_BYTES + TAG_BYTES;
 const HEADER_BYTES_MAX: usize = RUN_HEADER_UNITS_MAX as usize * UNIT as usize;
-/// Contexts of key derivation, by purpose.
+/// BLAKE3 contexts from which the keys of the headers' and of the pages' authenticators are
+/// derived.
 const HEADERS: &str = "ritornello 2026 remote object header v1";
 const PAGES: &str = "ritornello 2026 remote object page v1";
 

@@ -31,7 +31,7 @@ const NODE_PAGES_MAX: usize = 512;
 /// Initial capacity of a walk's list of spans.
 const SPANS_CAPACITY: usize = 64;
 
-/// Consecutive pages of a prompt in the same state.
+/// Consecutive pages of a prompt that have the same residence on every tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableSpan {
     /// Index of the first page in the prompt.

@@ -58,7 +58,7 @@ pub(crate) struct Op {
     pub(crate) tag: u64,
     file: Arc<dyn MediumFile>,
     pub(super) write: bool,
-    /// The volume of the file.
+    /// Number of the volume that holds the file.
     pub(super) volume: u8,
     pub(super) offset: u64,
     iovecs: Vec<IoVec>,

@@ -42,7 +42,8 @@ unsafe impl PageTarget for SelectedPages<'_> {
 struct Filled<'a>(SelectedPages<'a>);
 
 // SAFETY: a call that receives a target may read the target's memory until the call returns, and
-// `self` borrows the target no longer. The memory of a target is readable and initialised.
+// [`SelectedPages::filled`] requires that `self` is not used afterwards. The memory of a target is
+// readable and initialised.
 unsafe impl PageSource for Filled<'_> {
     fn len(&self) -> usize {
         self.0.len()

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 pub(super) struct Choice {
     pub(super) engine: Box<dyn IoEngine>,
-    /// Each directory in the given order, or why it cannot be used.
+    /// For each directory, in the given order, its volume, or why it cannot be used.
     pub(super) volumes: Vec<Result<Volume>>,
     pub(super) report: IoReport,
 }

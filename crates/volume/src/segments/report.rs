@@ -1,4 +1,4 @@
-//! How a store's bytes are moved, and why.
+//! The I/O mode that moves a store's bytes, and why it was chosen.
 
 use crate::staging::Backing;
 
@@ -72,8 +72,8 @@ pub struct IoReport {
 }
 
 impl IoReport {
-    /// Advice for the inspection of the store: the warnings, and why a store in memory has no huge
-    /// pages, which is not worth a warning in the log.
+    /// The warnings for the statistics of the store: [`warnings`](Self::warnings), and why a store
+    /// in memory has no huge pages, which is not worth a warning in the log.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
         let lacking = (self.mode == IoMode::Mapped && !self.why.is_empty()).then_some(&self.why);

@@ -74,7 +74,7 @@ pub(super) struct RunState {
     pub(super) layout: RunLayout,
     pub(super) header: Header,
     pages: Vec<Page>,
-    /// Pages without an outcome.
+    /// Number of pages without an outcome.
     undecided: usize,
 }
 
@@ -95,7 +95,7 @@ struct Page {
 /// Slices of one page that are read together.
 pub(super) struct Part {
     pub(super) run: usize,
-    /// The number of the page in its read.
+    /// Index of the page in the keys of its read ([`RunRead::keys`]).
     pub(super) page: usize,
     pub(super) section: usize,
     pub(super) slices: Range<u16>,

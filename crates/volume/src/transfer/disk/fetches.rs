@@ -38,7 +38,7 @@ pub(super) struct Fetches<'a> {
 struct HeaderFetch {
     /// The memory of the header as read; dropped once the header is decoded.
     block: Option<Block>,
-    /// Chunks that have not completed.
+    /// Number of chunks of the header that have neither been read nor failed.
     chunks: u32,
     /// The first part of the run, if its pages are read as a whole.
     first_part: usize,
@@ -49,7 +49,7 @@ struct PartFetch {
     /// Whether the part is read to staging, and delivered from staging.
     needs_staging: bool,
     staged: Option<Staged>,
-    /// Chunks that have not completed.
+    /// Number of chunks with bytes of the part that have neither been read nor failed.
     chunks: u32,
     /// Why a chunk of the part was not read; `None` if no chunk has failed.
     failure: Option<MissReason>,

@@ -70,7 +70,7 @@ struct RunState<'a> {
     encoded_header: Option<(Vec<u8>, u64)>,
     /// For each page, whether it was queued in [`DiskWrite::to_sum`].
     queued: Vec<bool>,
-    /// Pages whose checksums are not known.
+    /// Number of pages whose checksums are not known yet.
     unsummed: usize,
     /// 1 if the first page goes through staging and shares the header's operation, else 0. Such a
     /// page is checksummed only when this operation is prepared, so the header does not wait for
