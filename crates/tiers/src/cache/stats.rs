@@ -267,7 +267,7 @@ pub struct GateStats {
     /// Lookups for which the gate chose to load no page: loading would have saved at most 5 % of
     /// the time to compute, or the lookup forbade loads.
     pub none: u64,
-    /// Loads whose duration was reported by
+    /// Loads whose duration was reported with
     /// [`Cache::record_outcome`](super::Cache::record_outcome).
     pub judged: u64,
     /// Total seconds of the loads whose time was reported.
