@@ -1,7 +1,7 @@
 //! The state of an index that adapts its structure, as the backend `lsm` reports it. The types
 //! exist with and without the feature `lsm`.
 
-/// The two parameters of a fluid LSM-tree.
+/// The two parameters of a fluid LSM-tree, which `docs/adaptive-lsm.md` explains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Setting {
     /// Size ratio of neighbouring levels, 2 to 12.
@@ -24,37 +24,37 @@ pub struct Mix {
     pub empty: f64,
 }
 
-/// The size of the tree.
+/// The size of an LSM-tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TreeSize {
-    /// Bytes of all entries on disk.
+    /// Bytes of the tables on disk, all column families together.
     pub bytes: f64,
     /// Mean bytes that a flush of the memtable writes; before the first flush, half the size of the
     /// memtable.
     pub memtable: f64,
 }
 
-/// Costs in nanoseconds, and the false-positive probability of the filters.
+/// Costs in nanoseconds, and the false-positive probability of the Bloom filters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
-    /// The cost of an entry in a compaction: of reading, merging and writing it.
+    /// The cost of an entry in a compaction: of reading, merging and writing the entry.
     pub rewrite: f64,
-    /// The cost of checking the filter of one run for one key.
+    /// The cost of checking the Bloom filter of one sorted run for one key.
     pub filter: f64,
     /// The cost of fetching the block that may hold a key, and of searching it.
     pub block: f64,
-    /// The cost of positioning an iterator on one run.
+    /// The cost of positioning an iterator on one sorted run.
     pub seek: f64,
-    /// Probability that a filter reports a key that its run does not have.
+    /// Probability that a Bloom filter reports a key that its sorted run does not have.
     pub false_positive: f64,
 }
 
-/// The reason for a decision.
+/// The reason for which the tuner computed a target anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The first window of 4,096 operations is full.
     First,
-    /// The mix of operations changed.
+    /// The mix of operations differs from the mix of the last decision.
     Shift,
     /// Since the last decision the tree has more than doubled, or shrunk to less than half its
     /// size.
@@ -73,15 +73,15 @@ impl Reason {
     }
 }
 
-/// A decision. If `from` equals `to`, no other setting had a predicted saving that is large enough
-/// for a change.
+/// A decision of the tuner on a target. If `from` equals `to`, no other setting had a predicted
+/// saving that is large enough for a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TuningDecision {
     /// Operations counted before the decision.
     pub at: u64,
     /// The reason for the decision.
     pub reason: Reason,
-    /// The normalised mix on which the decision is based.
+    /// The mix on which the decision is based, as shares that sum to 1.
     pub mix: Mix,
     /// The tree on which the decision is based.
     pub tree: TreeSize,
@@ -98,7 +98,8 @@ pub struct TuningDecision {
 /// The current structure of an index, and the decisions that led to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// Whether the structure follows the operations.
+    /// Whether the tuner adapts the setting to the mix of operations; `false` if the setting is
+    /// fixed.
     pub adaptive: bool,
     /// Number of operations that the tuner has counted.
     pub operations: u64,

@@ -61,8 +61,8 @@ fn checkpoint_while(
     *recorder.pause.lock() = None;
 }
 
-/// Checks that every recorded disk recovers a past state, and keeps it after a sync and a
-/// checkpoint.
+/// Checks that the index opened on each recorded disk has one of the states `past`, and keeps it
+/// after a sync and a checkpoint.
 fn check_crashes(recorder: &Recorder, past: &[Moment], what: &dyn Debug) {
     for disk in recorder.crashes.lock().drain(..) {
         let index = open(&disk);

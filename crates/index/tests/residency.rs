@@ -1,5 +1,6 @@
-//! Residency: every backend passes the suite; `run` and `lsm` match `memory` under random events;
-//! `run` recovers a past state from its files, and `lsm` is created again, empty, after damage.
+//! Residency: every backend passes the conformance suite; `run` and `lsm` match `memory` under
+//! random events; `run` recovers a past state from its files, and `lsm` is created again, empty,
+//! after damage.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
@@ -216,7 +217,8 @@ proptest! {
         prop_assert_eq!(contents(&open(&left.crash(seed))), now);
     }
 
-    /// If the newest file is cut, or one of its bytes changes, the index recovers a past state.
+    /// If the newest journal file is cut, or one of its bytes changes, the index recovers a past
+    /// state.
     #[test]
     fn damage_drops_later_changes(
         events in prop::collection::vec(event(), 1..40),

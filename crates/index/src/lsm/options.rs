@@ -18,10 +18,11 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 /// The method by which a probe finds the longest prefix. Both methods have the same result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ProbeMethod {
-    /// Bisects over lookups of single hashes. The recorded depth of the last run found proves that
-    /// all pages before this run are present. The depth proves nothing in scopes that are not
-    /// chained, and is too low if a parent in the run's chain is unknown or was linked late: the
-    /// probe then uses [`ProbeMethod::Scan`] from the first page.
+    /// Bisects over lookups of single hashes. The recorded depth of the last run found (the number
+    /// of pages before it in its chain) proves that all pages before this run are present. The
+    /// depth proves nothing in scopes that are not chained, and is too low if a parent in the run's
+    /// chain is unknown or was linked to its own parent after the run was inserted: the probe then
+    /// uses [`ProbeMethod::Scan`] from the first page.
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.
@@ -42,16 +43,16 @@ impl ProbeMethod {
 /// Options of an [`super::LsmIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmOptions {
-    /// Whether the size ratio and the number of sorted runs per level follow the mix of operations,
-    /// or are fixed.
+    /// Whether the LSM-tree's size ratio and number of sorted runs per level are tuned to the mix
+    /// of operations while the index is open, or are fixed.
     pub mode: Mode,
-    /// Bytes of changes, of all families together, that are gathered in memory before they are
-    /// written as sorted runs; at least 64 KiB.
+    /// Bytes of changes, of all column families together, that are gathered in memory before they
+    /// are written as sorted runs; at least 64 KiB.
     pub memtable_bytes: u64,
     /// Maximum bytes of files, including files of compactions in progress. Inserts that could
     /// exceed the limit are refused with `Retry`.
     pub budget: u64,
-    /// Bits per key of the Bloom filters, in families that are searched for single keys.
+    /// Bits per key of the Bloom filters, in column families that are searched for single keys.
     pub bloom_bits: u8,
     /// Bytes of blocks, filters and block indexes that are cached in memory.
     pub block_cache_bytes: u64,
@@ -78,7 +79,8 @@ impl Default for LsmOptions {
 
 /// Minimum bytes of a memtable: RocksDB raises smaller values to this minimum.
 const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
-/// Maximum bytes that a file preallocates.
+/// Bytes that RocksDB preallocates for its manifest; also the maximum bytes of a file of RocksDB's
+/// own messages.
 const PREALLOCATED_BYTES: usize = 64 << 10;
 
 impl LsmOptions {

@@ -40,14 +40,15 @@ pub struct LsmRecovered {
     /// Whether the database was damaged, so that its consistent runs were copied into a new
     /// database.
     pub damaged: bool,
-    /// Runs that were copied.
+    /// Runs that were copied into the new database.
     pub saved_runs: u64,
     /// Runs dropped as inconsistent, including their descendants; without runs whose records could
     /// not be read.
     pub dropped_runs: u64,
 }
 
-/// While runs are copied, the new database is synced when more than this number of bytes waits.
+/// While runs are copied into a new database, it is synced when more than this number of its bytes
+/// is not synced.
 const SYNC_BYTES: u64 = 1 << 20;
 
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
@@ -197,7 +198,8 @@ fn is_unfinished(path: &Path) -> bool {
     path.exists() && !path.join("CURRENT").exists()
 }
 
-/// Whether RocksDB must not open the database from its manifest.
+/// Whether the manifest is shorter than its recorded length, or has a record that RocksDB would
+/// read in an endless loop, so that RocksDB must not open the database from it.
 fn is_manifest_broken(names: &Names) -> bool {
     seal::is_broken(&names.database, &names.seal) || wal_corruption::is_in_manifest(&names.database)
 }

@@ -1,5 +1,6 @@
-//! Maps size ratio and runs to RocksDB's universal compaction, whose options can be changed while
-//! the database is open. `docs/adaptive-lsm.md` describes the limits of this mapping.
+//! Maps the size ratio of levels and the number of sorted runs per level to the options of
+//! RocksDB's universal compaction, which can be changed while the database is open.
+//! `docs/adaptive-lsm.md` describes the limits of this mapping.
 //!
 //! | rule | options of RocksDB |
 //! |---|---|
@@ -11,12 +12,13 @@
 use crate::tuning::{Setting, TreeSize};
 use rocksdb::{Options, UniversalCompactOptions};
 
-/// RocksDB slows writers down when the tree has `SLOW` runs more than [`TreeShape::most`], and
-/// stops them at `STOP` runs more.
+/// RocksDB slows writers down when the LSM-tree has `SLOW` sorted runs more than
+/// [`TreeShape::most`], and stops them at `STOP` runs more.
 const SLOW: u32 = 20;
 const STOP: u32 = 36;
 
-/// The intended structure of the tree.
+/// The intended structure of the LSM-tree: size ratio and sorted runs per level (`setting`), and
+/// levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TreeShape {
     setting: Setting,
@@ -35,28 +37,30 @@ impl TreeShape {
         Self { levels: 24, ..*self }
     }
 
-    /// Minimum runs of a merge.
+    /// Minimum number of sorted runs that one compaction merges.
     const fn width(&self) -> u32 {
         self.setting.runs + 1
     }
 
-    /// Maximum runs of a merge; unlimited if the setting allows one run per level.
+    /// Maximum number of sorted runs that one compaction merges; unlimited if the setting allows
+    /// one run per level.
     const fn widest(&self) -> u32 {
         if self.setting.runs == 1 { i32::MAX as u32 } else { self.width() }
     }
 
-    /// The size ratio option, in percent.
+    /// RocksDB's option `size_ratio`, in percent; its meaning is in the table of this module.
     const fn size_ratio(&self) -> u32 {
         100 * self.setting.ratio / self.setting.runs - 100
     }
 
-    /// Size of all runs except the oldest, in percent of the oldest, at which RocksDB merges all
-    /// runs. Only a merge of all runs drops deletions: the oldest run may hold the deleted keys.
+    /// Size of all sorted runs except the oldest, in percent of the oldest, at which RocksDB merges
+    /// all runs. Only a merge of all runs drops deletions: the oldest run may hold the deleted
+    /// keys.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }
 
-    /// Maximum runs of the tree.
+    /// Maximum number of sorted runs of the LSM-tree.
     const fn most(&self) -> u32 {
         let most = self.setting.runs * self.levels;
         // RocksDB requires at least the number of runs that starts a merge.

@@ -24,7 +24,7 @@ pub(super) struct Tuner {
 #[derive(Debug, Default)]
 struct Applied {
     shape: Option<TreeShape>,
-    /// Number of flushes when [`Tuner::tune`] last computed a shape.
+    /// Number of flushes of memtables when [`Tuner::tune`] last computed a shape.
     flushes: u64,
 }
 

@@ -30,7 +30,7 @@ impl<'a> Change<'a> {
     }
 
     /// Adds an entry. The caller has subtracted an existing entry with the same key from the
-    /// checksum.
+    /// checksum over all entries.
     pub(super) fn put(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.put_cf(self.db.handle(family)?, key, value);
         self.counts.sum.add(family, key, value);
@@ -91,8 +91,9 @@ impl LsmIndex {
         }
     }
 
-    /// In one batch, cuts runs, each after a number of pages, removes the descendants of the pages
-    /// after the cuts, and makes holes.
+    /// In one batch: keeps only the leading pages of each run in `cuts`, as many as `cuts` says;
+    /// removes all runs that descend from the removed pages; and removes the pages in `holes`,
+    /// which leave holes.
     pub(super) fn cut(
         &self,
         writer: &mut Writer,
@@ -131,7 +132,8 @@ impl LsmIndex {
         removed
     }
 
-    /// The runs to cut, and all descendants of the pages after the cuts.
+    /// Returns the runs in `cuts` and all runs that descend from pages after the cuts, each with
+    /// its record and the number of leading pages to keep.
     fn closure(&self, cuts: BTreeMap<RunId, u16>) -> HashMap<RunId, (u16, Record)> {
         let mut removals: HashMap<RunId, (u16, Record)> = HashMap::new();
         let mut open: Vec<(RunId, u16)> = cuts.into_iter().collect();

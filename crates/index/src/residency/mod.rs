@@ -44,8 +44,8 @@ use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
 /// Sizes and counts of a residency index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyStats {
-    /// Number of pages, including pages of cleared holders that [`Residency::maintain`] has not
-    /// removed yet. The backend `lsm` estimates the number.
+    /// Number of pages, including pages whose holders were all cleared and that
+    /// [`Residency::maintain`] has not removed yet. The backend `lsm` estimates the number.
     pub pages: u64,
     /// Number of sets of holders, each shared by all pages with these holders. Until
     /// [`Residency::maintain`] the number includes sets that became empty, or equal to another set,
@@ -110,9 +110,9 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     /// failed: every later sync then fails too.
     fn sync(&self) -> Result<()>;
 
-    /// Removes pages of cleared holders, and reduces the size of files; the backend `lsm` does both
-    /// only at its budget, and `memory` nothing. Does not delay other calls for long: meant for a
-    /// background thread.
+    /// Removes pages whose holders were all cleared, and reduces the size of files; the backend
+    /// `lsm` does both only at its budget, and `memory` nothing. Does not delay other calls for
+    /// long: meant for a background thread.
     ///
     /// # Errors
     /// In the backend `run`, `Retry` if the file system has no room. `Fatal` if a write or sync

@@ -1,4 +1,4 @@
-//! The sets of a run's pages, as spans of pages with the same set.
+//! The sets of holders of a run's pages, as spans of pages with the same set.
 
 use super::sets::{EMPTY, SetId};
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::ops::Range;
 /// single set needs no memory on the heap.
 #[derive(Debug, Default)]
 pub(super) struct Spans {
-    /// The set of page zero.
+    /// The set of the pages before the first span of `rest`.
     first: SetId,
     /// The starts and sets of further spans, in order. Neighbouring spans have different sets.
     rest: Vec<Span>,

@@ -7,7 +7,7 @@ use crate::NewRun;
 use ritornello_format::journal::{FRAME_BYTES_MAX, FRAME_OVERHEAD, RunImage};
 use ritornello_format::{Error, PageHash, Place, Result};
 
-/// Checks a run without reading the tables.
+/// Checks the number of pages, the hashes and the place of a run, without a lookup in the index.
 pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     if new.pages.is_empty() || new.pages.len() > usize::from(u16::MAX) {
         return Err(Error::invalid("a run has 1 to 65,535 pages: split longer runs")

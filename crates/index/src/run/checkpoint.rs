@@ -35,7 +35,7 @@ use std::sync::Arc;
 const COPY_MAX: usize = 64 << 10;
 /// Maximum runs visited under one hold of the tables' lock, removed runs included.
 const SCAN: Number = 4096;
-/// Maximum retentions per frame.
+/// Maximum retained runs in one frame of a checkpoint.
 const RETAINED_ENTRIES: usize = 4096;
 
 pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
@@ -203,7 +203,8 @@ impl RunIndex {
 }
 
 impl RunIndex {
-    /// Copies the retentions, in frames of bounded length, and the clock, if it was ever set.
+    /// Copies the retentions, in frames of bounded length, and the clock by which they end
+    /// ([`crate::PrefixIndex::clock`]), if it was ever set.
     fn copy_retained(&self, out: &mut Output) -> io::Result<()> {
         let mut first = 0;
         loop {

@@ -22,7 +22,7 @@ pub(crate) struct Frames {
     offset: u64,
 }
 
-/// The next item of a file.
+/// The result of [`Frames::next`].
 #[derive(Debug)]
 pub(crate) enum Next<'a> {
     Frame(Frame<'a>),

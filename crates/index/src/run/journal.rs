@@ -39,7 +39,7 @@ pub(super) struct JournalFile {
 #[derive(Debug)]
 pub(super) struct Journal {
     file: Arc<dyn MediumFile>,
-    /// All files, ascending; `file` is the last.
+    /// All journal files, by ascending number; `file` is the last.
     files: Vec<JournalFile>,
     /// Sequence number of the last durable record.
     durable: u64,
@@ -141,8 +141,8 @@ impl RunIndex {
         Ok(())
     }
 
-    /// Ends the current file and begins the next file, which will hold the records that may not be
-    /// written yet. Returns the new file's header.
+    /// Ends the current journal file and begins the next, which will hold the records that may not
+    /// be written yet. Returns the new file's header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut journal = self.journal.lock();
         // Flush first: an earlier write may have failed half-way, and recovery accepts a torn
@@ -162,7 +162,7 @@ impl RunIndex {
         Ok(header)
     }
 
-    /// Removes the files before number `first`.
+    /// Removes the journal files with numbers below `first`.
     pub(super) fn remove_before(&self, first: u64) -> Result<()> {
         let mut journal = self.journal.lock();
         let gone = journal.files.iter().take_while(|file| file.number < first).count();

@@ -96,8 +96,8 @@ impl RunIndex {
         self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
     }
 
-    /// Checks that there is room for a record of `bytes` that adds a run of `image` bytes: in the
-    /// buffer, and in the budget of the files.
+    /// Checks that there is room for a journal record of `bytes` bytes, whose run takes `image`
+    /// bytes in a checkpoint: in the buffer of records, and in the budget of the files.
     ///
     /// # Errors
     /// `Retry` if there is no room; `Fatal` if the index is poisoned.
@@ -133,7 +133,7 @@ impl RunIndex {
         2 * checkpoint + self.gauges.journals.load(Ordering::Relaxed)
     }
 
-    /// Appends the recency of all runs touched since the last call, each once.
+    /// Appends journal records with the recency of all runs touched since the last call, each once.
     pub(super) fn append_touches(&self) {
         let touched = std::mem::take(&mut *self.touched.lock());
         for batch in touched.chunks(LOCK_BATCH * 4) {

@@ -101,7 +101,7 @@ impl Extents {
     }
 }
 
-/// The half that a probe reads.
+/// The half of a run's record that a probe reads.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
     /// At least `length` hashes. The hashes are undefined in a free record, and complete before the
@@ -124,7 +124,7 @@ impl Hot {
         self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// The length of [`Hot::pages`] starting at page `page`.
+    /// The number of hashes in [`Hot::pages`] from page `page` on.
     #[inline]
     pub(crate) fn pages_from(&self, page: u16) -> usize {
         usize::from(self.length.saturating_sub(page))
@@ -142,7 +142,7 @@ impl Hot {
     }
 }
 
-/// The half that a probe does not read.
+/// The half of a run's record that a probe does not read.
 #[derive(Debug, Default)]
 pub(crate) struct Cold {
     pub(super) generation: u64,

@@ -54,7 +54,7 @@ use std::sync::Arc;
 pub(super) const READ: Access = Access { write: false, create: false, direct: false };
 const WRITE: Access = Access { write: true, create: false, direct: false };
 
-/// The state at the end of a replay.
+/// The result of a replay of journal files.
 #[derive(Debug, Default)]
 struct Replayed {
     records: u64,
@@ -78,7 +78,7 @@ struct Replayed {
 struct Attempt {
     restored: Restored,
     replayed: Replayed,
-    /// The checkpoint that was loaded.
+    /// Number of the checkpoint file that was loaded; `None` if only the journal was read.
     slot: Option<usize>,
     exact: bool,
 }

@@ -65,7 +65,7 @@ pub(crate) struct Runs {
     /// The ends of retentions, by run. Few runs are retained, so a record has no field for the end
     /// of its retention.
     retained: BTreeMap<Number, u64>,
-    /// The store's clock at the last retention.
+    /// See [`crate::PrefixIndex::clock`].
     pub(crate) clock: u64,
 }
 

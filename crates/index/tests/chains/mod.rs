@@ -22,7 +22,8 @@ pub fn insert(
 
 /// Runs `threads` writers and the same number of readers for two seconds, then sets `stop`. Each
 /// reader calls `walk` with a random number, by which `walk` may select its method, and with a
-/// sequence. The runs that `walk` returns must hold leading pages of the sequence, without gaps.
+/// sequence of page hashes. The runs that `walk` returns must hold leading pages of the sequence,
+/// without gaps.
 pub fn check_concurrently(
     index: &dyn PrefixIndex,
     threads: u64,

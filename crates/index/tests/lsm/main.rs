@@ -197,7 +197,7 @@ fn files_stay_within_their_budget() {
     insert(&index, 3001, None, &pages(3001, 8)).unwrap();
 }
 
-/// Inserts chains and calls `maintain` until `flushes` flushes have happened.
+/// Inserts chains and calls `maintain` until RocksDB has flushed memtables `flushes` times.
 fn flush(index: &LsmIndex, next: &mut u64, flushes: u64) {
     for _ in 0..flushes {
         let before = index.stats().written_bytes;

@@ -54,7 +54,7 @@ pub struct RemoteArgs {
 
 #[derive(Serialize)]
 struct Comparison {
-    /// Median rate, in bytes per second.
+    /// Median rate of the tier, in bytes per second; `plain` is the rate of the plain client.
     tier: f64,
     plain: f64,
     /// Rate of the tier divided by the rate of the plain client, as the median of the rounds;

@@ -23,7 +23,7 @@ const RECORD_HOLDERS: usize = 4096;
 /// Bytes gathered for one write while the state is copied.
 const WRITE_BYTES: u64 = 1 << 20;
 
-/// Changes that are not written yet.
+/// Records of changes that are not yet written to a journal file.
 #[derive(Debug)]
 pub(super) struct Pending {
     buffer: Writer,
@@ -62,7 +62,7 @@ impl Pending {
     }
 }
 
-/// The files on disk.
+/// The journal files on disk. Records are appended to the newest, `file`.
 #[derive(Debug)]
 pub(super) struct Journal {
     pub(super) file: Arc<dyn MediumFile>,
@@ -80,7 +80,7 @@ pub(super) fn path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{number:016x}"))
 }
 
-/// Numbers of the files in `dir`, ascending.
+/// Numbers of the journal files in `dir`, ascending.
 pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
     let names = medium.list(dir)?;
     let number = |name: &str| u64::from_str_radix(name.strip_prefix(PREFIX)?, 16).ok();
@@ -89,7 +89,7 @@ pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Creates a file that has only a header, durably.
+/// Creates a journal file that has only a header, durably.
 pub(super) fn create(
     medium: &dyn Medium,
     dir: &Path,

@@ -20,7 +20,7 @@ use ritornello_medium::{Access, Medium, MediumFile};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The state from the files read so far.
+/// The runs and holders restored from the journal files read so far.
 #[derive(Debug)]
 struct Restored {
     runs: Runs,

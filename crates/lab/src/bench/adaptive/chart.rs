@@ -6,7 +6,7 @@ use ritornello_terminal::plot::{Join, Line, Panel};
 /// Variants whose numbers of sorted runs are drawn: the controller, and two fixed settings.
 const SHAPES: [&str; 3] = [ADAPTIVE, "12/1", "12/11"];
 
-/// Returns the panels for the rows of one memtable.
+/// Returns the panels for the rows that were measured with one memtable size.
 #[must_use]
 pub fn panels(rows: &[&Row]) -> Vec<Panel> {
     let adaptive = rows.iter().find(|row| row.name == ADAPTIVE);

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `args` | command-line arguments |
 //! | `part` | one variant, in a separate process |
-//! | `hits` | hit rates, without an index |
+//! | `hits` | hit rates of the store and of two other ways to keep pages, without an index |
 //! | `report` | rows and tables |
 //! | `chart` | charts |
 
@@ -35,12 +35,12 @@ use std::process::Stdio;
 
 /// Charts in one row.
 const CHARTS_ABREAST: usize = 2;
-/// Settings between which the target alternates.
+/// Settings between which the target alternates in the measurement of a switch.
 const SWING_SETTINGS: [SettingArg; 2] =
     [SettingArg(Setting { ratio: 4, runs: 1 }), SettingArg(Setting { ratio: 6, runs: 5 })];
 /// Bytes per page of a memtable that holds all pages.
 const MEMTABLE_BYTES_PER_PAGE: u64 = 512;
-/// Bytes of the second memtable.
+/// Bytes of the small memtable, with which all variants are measured a second time.
 const SMALL_MEMTABLE_BYTES: u64 = 2 << 20;
 /// Free disk space that a measurement needs, in bytes per page.
 const DISK_BYTES_PER_PAGE: u64 = 2048;
@@ -129,7 +129,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Runs a variant in a separate process.
+    /// Runs a variant in a separate process and returns its answer.
     fn ask(
         &self,
         memtable: u64,

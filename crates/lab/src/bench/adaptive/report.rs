@@ -25,7 +25,7 @@ pub struct Report {
 /// One variant with one memtable; medians of the rounds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// `adaptive`, or T/K.
+    /// `adaptive`, or a fixed setting as T/K: size ratio and sorted runs per level.
     pub name: String,
     /// Bytes of the memtable.
     pub memtable: u64,
@@ -34,7 +34,7 @@ pub struct Row {
     pub cost_s: f64,
     /// Processor seconds of each round.
     pub costs_s: Vec<f64>,
-    /// Cost relative to the cheapest fixed setting.
+    /// `cost_s` divided by the `cost_s` of the cheapest fixed setting with the same memtable.
     pub to_best_static: f64,
     /// Bytes written to storage in the stages, and by the compactions that were still due after the
     /// last stage.
@@ -66,11 +66,11 @@ pub struct Row {
 pub struct Prices {
     /// Rewriting an entry.
     pub rewrite_ns: f64,
-    /// Checking the filter of one run for one key.
+    /// Checking the Bloom filter of one sorted run for one key.
     pub filter_ns: f64,
     /// Fetching and searching a block.
     pub block_ns: f64,
-    /// Positioning an iterator on a run.
+    /// Positioning an iterator on one sorted run.
     pub seek_ns: f64,
 }
 
@@ -181,7 +181,7 @@ pub struct Switch {
 pub struct HitRate {
     /// Name of the way to keep pages.
     pub name: &'static str,
-    /// Number of pages that fit.
+    /// Number of pages that fit in the bytes that each way may use.
     pub pages: u64,
     /// Pages hit divided by pages requested, in the stages.
     pub hit_rate: f64,

@@ -33,7 +33,7 @@ pub struct Row {
     pub own_gib_s: f64,
     pub client_gib_s: f64,
     pub ratio: f64,
-    /// Ratio of each round.
+    /// The client's rate divided by the owner's, in each round.
     pub ratios: Vec<f64>,
 }
 

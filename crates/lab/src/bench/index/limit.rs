@@ -1,4 +1,4 @@
-//! Lower bounds for any index on this machine.
+//! Lower bounds of the durations of any index's operations on this machine.
 
 use crate::bench::quantile::median;
 use ritornello_index::synthetic::mix;
@@ -19,7 +19,7 @@ const STEPS: u32 = 1 << 20;
 const APPEND: usize = 4096;
 const APPENDS: usize = 50;
 
-/// Lower bounds for any index on this machine.
+/// Lower bounds of the durations of any index's operations on this machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Limits {
     /// Nanoseconds of a read from memory whose address the previous read returned. A probe that

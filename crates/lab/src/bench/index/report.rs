@@ -29,7 +29,8 @@ pub struct Method {
     pub p99_us: f64,
 }
 
-/// The figures of one backend at one size; `null` where a figure does not apply.
+/// The figures of one backend with one number of pages and one sync mode; `null` where a figure
+/// does not apply.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Name of the backend.
@@ -82,9 +83,9 @@ pub struct Row {
 /// The report of `bench index`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Lower bounds for any index on this machine.
+    /// Lower bounds of the durations of any index's operations on this machine.
     pub limits: Limits,
-    /// Rows by size, sync mode and backend.
+    /// Rows by number of pages, sync mode and backend.
     pub rows: Vec<Row>,
 }
 

@@ -27,7 +27,7 @@ const FRESH: u32 = 1;
 const FILL: u32 = 2;
 const STEADY: u32 = 3;
 
-/// A rate of the store and the raw limit of the same round.
+/// A rate of the store, and the rate of the raw disk in the same round.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     raw: Rate,
