@@ -215,7 +215,7 @@ struct Chase {
 }
 
 impl Chase {
-    /// Makes one cycle through `some` lines of `all`.
+    /// Makes one cycle through `some` of `all` cache lines.
     fn new(some: usize, all: usize) -> Self {
         let apart = all / some;
         let mut order: Vec<usize> = (0..some).map(|line| line * apart).collect();

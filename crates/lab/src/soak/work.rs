@@ -81,7 +81,8 @@ impl Totals {
         }
     }
 
-    /// Records that the store failed or broke a promise.
+    /// Records `why` as the error after which the soak must end, unless an earlier error is
+    /// recorded.
     pub(super) fn fail(&self, why: String) {
         self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
     }

@@ -23,9 +23,10 @@ const WARM_UP: usize = 200;
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// Increase of the process's resident memory, in bytes.
+    /// Increase of the process's resident memory while the part filled or opened the index or the
+    /// store, in bytes.
     pub resident: i64,
-    /// Milliseconds to open.
+    /// Milliseconds in which the part opened the index.
     pub millis: f64,
     /// Median microseconds of a probe.
     pub p50_us: f64,

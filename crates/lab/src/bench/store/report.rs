@@ -75,7 +75,8 @@ pub struct Machine {
     pub raw_read: Option<Depth>,
 }
 
-/// Operation size and depth of a raw limit.
+/// Bytes per operation and number of operations in flight with which a raw limit of the disk is
+/// measured.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Depth {
     /// Bytes per operation.
@@ -93,13 +94,13 @@ impl From<IoShape> for Depth {
 /// Raw limits of the disk and the memory: medians of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Raw {
-    /// Overwriting, `fdatasync` included.
+    /// Rate of overwriting blocks, `fdatasync` included.
     pub write_gib_s: f64,
-    /// Writing blocks that were never written, `fdatasync` included.
+    /// Rate of writing blocks that were never written, `fdatasync` included.
     pub write_fresh_gib_s: f64,
-    /// Reading.
+    /// Rate of reading.
     pub read_gib_s: f64,
-    /// Copying in memory, on one thread.
+    /// Rate of copying in memory, on one thread.
     pub memcpy_gib_s: f64,
     /// Processor seconds per GiB of overwriting.
     pub write_cpu_s_per_gib: f64,
@@ -116,11 +117,11 @@ pub struct Raw {
 pub struct Moved {
     /// Payload in GiB per second.
     pub gib_s: f64,
-    /// Rate divided by the raw limit of the same round.
+    /// The store's rate divided by the raw disk's rate in the same round.
     pub ratio: f64,
     /// Processor seconds per GiB, of the whole process.
     pub cpu_s_per_gib: f64,
-    /// Ratio of every round.
+    /// The store's rate divided by the raw disk's rate, in each round.
     pub ratios: Vec<f64>,
 }
 
@@ -142,28 +143,31 @@ impl Moved {
     }
 }
 
-/// Encoded pages against raw pages: rates of payload, medians of the rounds' ratios.
+/// Figures of encoded pages. A ratio is the figure of encoded pages divided by the figure of raw
+/// pages in the same round. Rates count the bytes before encoding. All figures are medians of the
+/// rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct EncodedRates {
     /// Name of the codec.
     pub codec: String,
     /// Bytes on disk per byte of payload, headers and padding included.
     pub size: f64,
-    /// Rate of put and flush over used blocks, relative to raw pages.
+    /// Ratio of the rates of put and flush over used blocks.
     pub put_ratio: f64,
-    /// Rate of put and flush into a new store, relative to raw pages.
+    /// Ratio of the rates of put and flush into a new store.
     pub put_fresh_ratio: f64,
-    /// Rate of get, relative to raw pages.
+    /// Ratio of the rates of get.
     pub get_ratio: f64,
-    /// Processor seconds per GiB of put and flush over used blocks, relative to raw pages.
+    /// Ratio of the processor seconds per GiB of put and flush over used blocks.
     pub put_cpu_ratio: f64,
-    /// Processor seconds per GiB of get, relative to raw pages.
+    /// Ratio of the processor seconds per GiB of get.
     pub get_cpu_ratio: f64,
     /// Pages kept by a store that is too small for all pages.
     pub kept: CapacityGain,
 }
 
-/// Pages of one set kept by two stores of the same capacity.
+/// Pages of one set kept by two stores of the same capacity, one with raw and one with encoded
+/// pages.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CapacityGain {
     /// Bytes of the segments that each of the stores may create.

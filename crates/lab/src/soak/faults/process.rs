@@ -27,7 +27,8 @@ pub struct Reports {
     pub flushed: BTreeSet<u64>,
     /// The last answer to [`Order::Check`], until taken.
     pub checked: Option<(Vec<u64>, String)>,
-    /// Sums over earlier processes; `slowest` is the maximum over them.
+    /// Sums of the fields of [`State`] with the same names over earlier processes; `slowest` is the
+    /// maximum over them.
     pub rounds: u64,
     pub bytes: u64,
     pub wrong_bytes: u64,

@@ -121,7 +121,7 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// One mix of page sizes: a shape for each of them.
+/// The measurement of one mix of page sizes, with a shape for each size.
 struct Bench {
     capacity: u64,
     segment_bytes: u64,

@@ -15,7 +15,7 @@ pub enum Direction {
     Read,
 }
 
-/// One raw limit per directory.
+/// One [`Limit`] per directory, which measures the raw rates of the directory's disk.
 pub struct RawLimits(Vec<Limit>);
 
 impl RawLimits {

@@ -40,9 +40,9 @@ pub struct Report {
 pub struct RawRates {
     /// The directory; empty for all directories.
     pub dir: String,
-    /// Overwriting, `fdatasync` included.
+    /// Rate of overwriting, `fdatasync` included.
     pub write_gib_s: f64,
-    /// Reading.
+    /// Rate of reading.
     pub read_gib_s: f64,
     /// Processor seconds per GiB of overwriting.
     pub write_cpu_s_per_gib: f64,
@@ -69,13 +69,14 @@ impl RawRates {
 /// The rates of both directions in one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Passes {
-    /// Raw writes, or put and flush.
+    /// Rate of raw writes, or of put and flush.
     pub write: Rate,
-    /// Raw reads, or get.
+    /// Rate of raw reads, or of get.
     pub read: Rate,
 }
 
-/// Figures of calls of one length. Ratios are to the raw limit of all directories at the same time.
+/// Figures of calls of one length. Ratios are to the rate of raw I/O in all directories at the same
+/// time, in the same round.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calls {
     /// Payload bytes per put and per get.
