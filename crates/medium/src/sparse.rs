@@ -31,7 +31,7 @@ impl Sparse {
         (self.preallocated + after) * BLOCK
     }
 
-    /// Blocks that a write of `length` bytes at `offset` would add.
+    /// Number of blocks that a write of `length` bytes at `offset` would add.
     pub(crate) fn missing(&self, offset: u64, length: u64) -> u64 {
         if length == 0 {
             return 0;

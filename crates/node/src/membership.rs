@@ -136,7 +136,7 @@ impl Membership {
         if let Self::Owner(owner) = self { Some(&owner.core) } else { None }
     }
 
-    /// Returns the last figures of the failed core that this process reopens or leaves.
+    /// Returns the last statistics of the failed core that this process reopens or leaves.
     pub(crate) fn last_figures(&self) -> Option<CatalogStats> {
         match self {
             Self::Reopening(reopening) => Some(reopening.stats()),
