@@ -34,7 +34,8 @@ pub struct TreeSize {
     pub memtable: f64,
 }
 
-/// Costs in nanoseconds, and the false-positive probability of the Bloom filters.
+/// Costs of an LSM-tree's operations in nanoseconds, and the false-positive probability of the
+/// Bloom filters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
     /// The cost of an entry in a compaction: of reading, merging and writing the entry.
@@ -95,7 +96,7 @@ pub struct TuningDecision {
     pub cost_to: f64,
 }
 
-/// The current structure of an index, and the decisions that led to it.
+/// The current structure of an index's LSM-tree, and the decisions that led to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
     /// Whether the tuner adapts the setting to the mix of operations; `false` if the setting is
@@ -114,7 +115,7 @@ pub struct Tuning {
     pub sorted_runs: u64,
     /// Bytes written by compactions, divided by bytes written by flushes, since open.
     pub rewrites: f64,
-    /// The size of the tree.
+    /// The size of the LSM-tree.
     pub tree: TreeSize,
     /// Costs of operations, estimated from measurements and initial guesses.
     pub prices: Prices,

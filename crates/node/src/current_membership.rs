@@ -48,7 +48,7 @@ pub(crate) struct CurrentMembership {
 #[derive(Clone, Copy, Debug)]
 struct FailedSearch {
     at: Instant,
-    /// Time until the next search.
+    /// Time after `at` during which calls fail without another search.
     pause: Duration,
     /// Whether the search failed because the owner reopens the store, or because this process could
     /// not open it. Otherwise the owner is silent.
@@ -134,7 +134,7 @@ impl CurrentMembership {
         }
     }
 
-    /// Refuses all later calls with `Closed`; the last figures of a failed core stay available
+    /// Refuses all later calls with `Closed`; the last statistics of a failed core stay available
     /// until the store is closed.
     pub(crate) fn begin_leaving(&self) {
         self.leaving.store(true, Ordering::Release);

@@ -30,7 +30,7 @@ const MAGIC: [u8; 4] = *b"RTRN";
 /// How errors name the owner.
 pub(crate) const OWNER: &str = "the process that owns this store";
 
-/// The first message in one direction.
+/// The first message of a connection in one direction: a hello or its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct First<T> {
     /// The version of the body and of all later messages.

@@ -56,7 +56,7 @@ pub struct LsmOptions {
     pub bloom_bits: u8,
     /// Bytes of blocks, filters and block indexes that are cached in memory.
     pub block_cache_bytes: u64,
-    /// The method of probes.
+    /// The method by which probes find the longest prefix.
     pub probe: ProbeMethod,
     /// Whether the open reads the whole database, so that it repairs damage. Damage found later
     /// poisons the index until it is opened again.

@@ -104,16 +104,16 @@ impl Sum {
     }
 }
 
-/// Counts that every change updates.
+/// Counts of the whole index, stored with every change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// The last run name assigned.
+    /// The run name that was assigned last.
     pub(super) last: u64,
     pub(super) runs: u64,
     pub(super) pages: u64,
     /// See [`crate::PrefixIndex::clock`].
     pub(super) clock: u64,
-    /// Checksum over all entries of all families.
+    /// Checksum over all entries of all column families.
     pub(super) sum: Sum,
 }
 

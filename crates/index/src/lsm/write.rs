@@ -237,7 +237,7 @@ fn cut_one(
     Ok(Some(removed))
 }
 
-/// Deletes a page from the families `path` and `page`.
+/// Deletes a page from the column families `path` and `page`.
 fn drop_page(
     change: &mut Change<'_>,
     scope: ScopeSlot,

@@ -51,7 +51,7 @@ pub struct ResidencyStats {
     /// [`Residency::maintain`] the number includes sets that became empty, or equal to another set,
     /// when a worker was cleared. Zero in backends that do not share sets.
     pub sets: u64,
-    /// Bytes of memory held.
+    /// Bytes of memory that the index takes.
     pub memory_bytes: u64,
     /// Bytes of files on disk.
     pub disk_bytes: u64,
@@ -119,7 +119,7 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     /// failed.
     fn maintain(&self) -> Result<()>;
 
-    /// Sizes and counts.
+    /// Returns sizes and counts of the index.
     fn stats(&self) -> ResidencyStats;
 }
 

@@ -54,7 +54,7 @@ type ScopeNumber = u64;
 #[derive(Debug, Default)]
 struct Run {
     scope: ScopeNumber,
-    /// Pages that are not holes. Zero in a free record.
+    /// Number of pages that are not holes; zero in a record without a run.
     live: u16,
     spans: Spans,
     /// The hashes; [`PageHash::NONE`] for holes. The last page is not a hole.

@@ -24,7 +24,7 @@ pub(crate) struct Pages {
 struct Hashes(Box<[PageHash]>);
 
 impl Pages {
-    /// The hashes `pages`, at least one.
+    /// Holds the hashes `pages`, at least one.
     pub(crate) fn new(pages: impl AsRef<[PageHash]> + Into<Box<[PageHash]>>) -> Self {
         let last = pages.as_ref().last().copied().unwrap_or_default();
         let many = pages.as_ref().len() > 1;
@@ -46,7 +46,7 @@ impl Pages {
         self.last = self.as_slice().last().copied().unwrap_or_default();
     }
 
-    /// Bytes on the heap, with the allocator's overhead.
+    /// Bytes that the hashes take on the heap, with the allocator's overhead.
     pub(super) fn heap_bytes(&self) -> usize {
         self.many.as_ref().map_or(0, |pages| Self::heap_bytes_of(pages.0.len()))
     }

@@ -31,7 +31,7 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 
 const CHUNK_BYTES: usize = CHUNK * (size_of::<Hot>() + size_of::<Cold>());
 
-/// The free records of a chunk.
+/// The free records of a chunk, and the number of its records in use.
 #[derive(Clone, Copy, Debug)]
 struct Free {
     /// The first free record; [`Cold::next`] links the other free records.
@@ -42,7 +42,8 @@ struct Free {
 
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// The chunks. A freed chunk has length zero.
+    /// The hot halves of the records by chunk; `cold` has the cold halves. A freed chunk has length
+    /// zero.
     hot: Vec<Box<[Hot]>>,
     cold: Vec<Box<[Cold]>>,
     free: Vec<Free>,

@@ -14,7 +14,7 @@ use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 /// Maximum pages whose slots are written under one hold of the lock.
 pub(crate) const LOCK_BATCH: usize = if cfg!(loom) { 2 } else { 256 };
 
-/// Runs that a walk looks up at the same time.
+/// Number of runs that a walk looks up at the same time.
 const LOOKAHEAD_RUNS: usize = 8;
 
 /// Bytes per run in the list of touched runs, which grows by doubling.

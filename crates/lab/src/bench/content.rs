@@ -17,9 +17,9 @@ pub const KEY_BYTES: usize = 32;
 pub struct PageName {
     /// Number of the set of sequences.
     pub set: u32,
-    /// The sequence.
+    /// Number of the sequence in the set.
     pub sequence: u32,
-    /// Position in the sequence.
+    /// Position of the page in the sequence.
     pub page: u32,
 }
 

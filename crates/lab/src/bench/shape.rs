@@ -32,7 +32,7 @@ impl Shape {
         Dtype::parse(&self.scope.dtype) == Some(Dtype::Bf16)
     }
 
-    /// Returns the bytes of all sequences.
+    /// Returns the payload bytes of all sequences of a set.
     #[must_use]
     pub fn total(&self) -> u64 {
         u64::from(self.sequences) * u64::from(self.sequence_pages) * self.page_bytes

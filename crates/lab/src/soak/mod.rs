@@ -246,7 +246,7 @@ fn ready(peer: &mut Peer) -> Result<(), Failure> {
     ))
 }
 
-/// Waits, and fails if a call hangs.
+/// Waits for `length`, and fails as soon as a call of `workers` hangs.
 fn wait_without_hang(workers: &Workers, length: Duration) -> Result<(), Failure> {
     let until = Instant::now() + length;
     while let Some(left) = until.checked_duration_since(Instant::now()) {

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-/// Open files, threads and memory.
+/// Numbers of open files and threads of a process, and bytes of its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// Number of descriptors.
+    /// Number of open file descriptors.
     pub fds: i64,
     /// Number of threads.
     pub threads: i64,

@@ -22,7 +22,7 @@ pub struct SimProcess {
 
 #[derive(Debug, Default)]
 struct Life {
-    /// Changes until the process is killed; `None` if no kill is planned.
+    /// Number of changes until the process is killed; `None` if no kill is planned.
     changes: Option<u64>,
     /// Number of asynchronous writes that may still begin after the kill.
     in_flight: usize,

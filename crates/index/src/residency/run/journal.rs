@@ -18,7 +18,7 @@ const PREFIX: &str = "residency-";
 const COPY_BYTES: u64 = 64 << 10;
 /// Maximum runs visited under one hold of the locks `pending` and `runs`.
 const SCAN_RECORDS: usize = 4096;
-/// Maximum holders of one record.
+/// Maximum holders in one journal record.
 const RECORD_HOLDERS: usize = 4096;
 /// Bytes gathered for one write while the state is copied.
 const WRITE_BYTES: u64 = 1 << 20;
@@ -165,7 +165,7 @@ impl RunResidency {
         self.fill()
     }
 
-    /// Ends the newest file and begins the next.
+    /// Ends the newest journal file and begins the next.
     fn rotate(&self) -> Result<()> {
         let mut journal = self.journal.lock();
         self.write(&mut journal)?;

@@ -63,7 +63,7 @@ impl Default for RunResidencyOptions {
 /// Numbers of records and bytes that [`RunResidency::open`] recovered and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyRecovered {
-    /// Number of records applied.
+    /// Number of journal records that were applied.
     pub replayed: u64,
     /// Bytes at the ends of files, from a torn or damaged frame onwards, that were not applied. A
     /// crash may tear the last frame.

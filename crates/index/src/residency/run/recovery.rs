@@ -24,7 +24,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Restored {
     runs: Runs,
-    /// Sequence number of the last record.
+    /// Sequence number of the last record that was applied.
     last: u64,
     /// Length of the intact part of the last file read.
     length: u64,

@@ -22,7 +22,7 @@ pub struct Report {
     pub hits: Vec<HitRate>,
 }
 
-/// One variant with one memtable; medians of the rounds.
+/// Figures of one variant with one memtable size: medians of the rounds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     /// `adaptive`, or a fixed setting as T/K: size ratio and sorted runs per level.
@@ -32,20 +32,20 @@ pub struct Row {
     /// Processor seconds of the stages, and of the compactions that were still due after the last
     /// stage.
     pub cost_s: f64,
-    /// Processor seconds of each round.
+    /// `cost_s` of each round.
     pub costs_s: Vec<f64>,
     /// `cost_s` divided by the `cost_s` of the cheapest fixed setting with the same memtable.
     pub to_best_static: f64,
     /// Bytes written to storage in the stages, and by the compactions that were still due after the
     /// last stage.
     pub written_bytes: u64,
-    /// Median probe in all stages, in microseconds.
+    /// Median duration of a probe in all stages, in microseconds.
     pub probe_p50_us: f64,
-    /// 99th percentile of probes in all stages, in microseconds.
+    /// 99th percentile of the durations of probes in all stages, in microseconds.
     pub probe_p99_us: f64,
-    /// Median put in all stages, in microseconds: a put is a run of 32 pages.
+    /// Median duration of a put in all stages, in microseconds: a put is a run of 32 pages.
     pub put_p50_us: f64,
-    /// 99th percentile of puts in all stages, in microseconds.
+    /// 99th percentile of the durations of puts in all stages, in microseconds.
     pub put_p99_us: f64,
     /// Mean number of sorted runs over the stages.
     pub sorted_runs: f64,
@@ -64,17 +64,17 @@ pub struct Row {
 /// Costs of operations as the index measured them, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Prices {
-    /// Rewriting an entry.
+    /// Cost of rewriting an entry in a compaction.
     pub rewrite_ns: f64,
-    /// Checking the Bloom filter of one sorted run for one key.
+    /// Cost of checking the Bloom filter of one sorted run for one key.
     pub filter_ns: f64,
-    /// Fetching and searching a block.
+    /// Cost of fetching and searching a block.
     pub block_ns: f64,
-    /// Positioning an iterator on one sorted run.
+    /// Cost of positioning an iterator on one sorted run.
     pub seek_ns: f64,
 }
 
-/// One stage.
+/// Figures of one stage of the workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
     /// Processor seconds, background threads included.
@@ -86,13 +86,13 @@ pub struct Stage {
     pub written_bytes: u64,
     /// Number of requests in the stage.
     pub requests: u64,
-    /// Median probe in microseconds.
+    /// Median duration of a probe in microseconds.
     pub probe_p50_us: f64,
-    /// 99th percentile of probes in microseconds.
+    /// 99th percentile of the durations of probes in microseconds.
     pub probe_p99_us: f64,
-    /// Median put in microseconds.
+    /// Median duration of a put in microseconds.
     pub put_p50_us: f64,
-    /// 99th percentile of puts in microseconds.
+    /// 99th percentile of the durations of puts in microseconds.
     pub put_p99_us: f64,
 }
 
@@ -101,13 +101,13 @@ pub struct Stage {
 pub struct Sample {
     /// Requests so far, including the warm-up.
     pub request: u64,
-    /// Number of sorted runs.
+    /// Number of sorted runs of the LSM-tree.
     pub sorted_runs: u64,
-    /// Number of levels.
+    /// Number of levels of the LSM-tree.
     pub levels: u32,
-    /// Size ratio in force.
+    /// Size ratio that was applied last.
     pub ratio: u32,
-    /// Runs per level in force.
+    /// Maximum sorted runs per level that was applied last.
     pub runs: u32,
     /// Whether a decision moved the target since the previous sample.
     pub decided: bool,
@@ -118,15 +118,16 @@ pub struct Sample {
 pub struct Answer {
     /// The stages.
     pub stages: Vec<Stage>,
-    /// Processor seconds after the last stage, until compactions ended.
+    /// Processor seconds of the process from the end of the last stage to the end of its
+    /// compactions.
     pub owed_s: f64,
-    /// Median probe over all stages, in microseconds.
+    /// Median duration of a probe over all stages, in microseconds.
     pub probe_p50_us: f64,
-    /// 99th percentile of probes over all stages, in microseconds.
+    /// 99th percentile of the durations of probes over all stages, in microseconds.
     pub probe_p99_us: f64,
-    /// Median put over all stages, in microseconds.
+    /// Median duration of a put over all stages, in microseconds.
     pub put_p50_us: f64,
-    /// 99th percentile of puts over all stages, in microseconds.
+    /// 99th percentile of the durations of puts over all stages, in microseconds.
     pub put_p99_us: f64,
     /// Bytes that compactions wrote divided by bytes that flushes wrote.
     pub rewrites: f64,

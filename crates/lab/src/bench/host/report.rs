@@ -41,7 +41,7 @@ pub struct Machine {
     pub threads: usize,
 }
 
-/// Medians of all rounds.
+/// Figures of one kind of transfer: medians of the rounds.
 #[derive(Serialize)]
 pub struct Row {
     pub gib_s: f64,
@@ -49,7 +49,7 @@ pub struct Row {
     pub cpu_s_per_gib: f64,
     /// Rate divided by the rate of memcpy in the same round.
     pub ratio: f64,
-    /// Ratio of each round.
+    /// `ratio` of each round.
     pub ratios: Vec<f64>,
 }
 

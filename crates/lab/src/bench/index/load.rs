@@ -18,7 +18,7 @@ const RUN: usize = 32;
 /// Number of sequences that share a prefix (a family), and pages of that prefix.
 const FAMILY: u64 = 4;
 const HEAD: usize = 128;
-/// Distinct pages of a family.
+/// Number of distinct pages in the sequences of a family.
 const FAMILY_PAGES: u64 = SEQUENCE as u64 + (FAMILY - 1) * (SEQUENCE - HEAD) as u64;
 
 /// Pages of a request of `one-prompt`, and of the prompt that all requests share.

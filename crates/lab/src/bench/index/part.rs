@@ -30,7 +30,7 @@ const WARM_SEQUENCES: u32 = 4;
 const GROUP_SYNC_PAGES: u64 = 1 << 16;
 /// Unsynced bytes at which the backend `run` is synced in the mode [`Sync::Off`].
 const PENDING_BYTES_MAX: u64 = 32 << 20;
-/// Timed probes by each method, and untimed probes before them.
+/// Number of timed probes by each method. [`WARM_UP`] untimed probes come before them.
 const PROBES: usize = 4000;
 const WARM_UP: usize = 400;
 /// Maximum number of lookups that are timed together, because reading the clock takes about the

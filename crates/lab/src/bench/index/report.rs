@@ -47,28 +47,28 @@ pub struct Row {
     pub ingest_per_s: f64,
     /// Duration of the last sync, in seconds.
     pub last_sync_s: f64,
-    /// Median probe by the backend's first method, in microseconds.
+    /// Median duration of a probe by the backend's first method, in microseconds.
     pub probe_p50_us: f64,
-    /// 99th percentile of probes by the backend's first method, in microseconds.
+    /// 99th percentile of the durations of probes by the backend's first method, in microseconds.
     pub probe_p99_us: f64,
-    /// Median probe by the backend's first method, repeated for the same four sequences, in
-    /// microseconds.
+    /// Median duration of a probe by the backend's first method, repeated for the same four
+    /// sequences, in microseconds.
     pub probe_warm_p50_us: f64,
     /// Figures of all probe methods.
     pub probes: Vec<Method>,
-    /// Median lookup of one page, in microseconds.
+    /// Median duration of a lookup of one page, in microseconds.
     pub lookup_p50_us: f64,
-    /// Median read of all pages of a run, in microseconds.
+    /// Median duration of a read of all pages of a run, in microseconds.
     pub range_p50_us: f64,
     /// Bytes written to storage, divided by 40 bytes for each page put.
     pub write_amplification: Option<f64>,
     /// Bytes that the backend counted as written, divided by 40 bytes for each page put.
     pub own_write_amplification: Option<f64>,
-    /// Time to open after a clean close, files in the page cache.
+    /// Median time to open the index after a clean close, with its files in the page cache.
     pub recovery_ms: Option<f64>,
-    /// Time to open after a clean close, files not in the page cache.
+    /// Median time to open the index after a clean close, without its files in the page cache.
     pub recovery_cold_ms: Option<f64>,
-    /// Time to open after SIGKILL.
+    /// Time to open the index after SIGKILL of its process.
     pub recovery_killed_ms: Option<f64>,
     /// Bytes of the index files' allocated blocks, per page.
     pub disk_bytes_per_entry: Option<f64>,
@@ -76,7 +76,7 @@ pub struct Row {
     pub memory_bytes_per_entry: f64,
     /// Pages removed per second from a full index, while new sequences are inserted.
     pub removes_per_s: f64,
-    /// Processor seconds of filling.
+    /// Processor seconds of filling the index.
     pub cpu_s: f64,
 }
 

@@ -21,16 +21,16 @@ pub struct Report {
     pub machine: Machine,
     /// Raw limits of the disk and the memory.
     pub raw: Option<Raw>,
-    /// Put and flush over blocks that were written before: the steady state.
+    /// Rates of put and flush over blocks that were written before: the steady state.
     pub put: Option<Moved>,
-    /// Put and flush into a new store.
+    /// Rates of put and flush into a new store.
     pub put_fresh: Option<Moved>,
-    /// Get from a newly opened store.
+    /// Rates of get from a newly opened store.
     pub get: Option<Moved>,
     /// Encoded pages against raw pages. If present, `put`, `put_fresh` and `get` are for encoded
     /// pages.
     pub encoded: Option<EncodedRates>,
-    /// Longest-prefix probes.
+    /// Latencies of probes for the longest prefix.
     pub probe: Option<Probe>,
     /// Time to open the store of `probe.entries` pages, files in the page cache.
     pub reopen_ms: Option<f64>,
@@ -42,7 +42,7 @@ pub struct Report {
     pub memory_bytes_per_page: Option<f64>,
     /// Resident memory of the index, in bytes per page, with runs of one page.
     pub memory_bytes_per_page_single: Option<f64>,
-    /// Other figures of resident memory.
+    /// Resident memory of the whole store, and of the index right after filling.
     pub memory_more: Option<MemoryMore>,
     /// Number of files of the store into which `bytes_put` bytes were put.
     pub files: Option<u64>,
@@ -98,7 +98,7 @@ pub struct Raw {
     pub write_gib_s: f64,
     /// Rate of writing blocks that were never written, `fdatasync` included.
     pub write_fresh_gib_s: f64,
-    /// Rate of reading.
+    /// Rate of reading blocks.
     pub read_gib_s: f64,
     /// Rate of copying in memory, on one thread.
     pub memcpy_gib_s: f64,
@@ -204,7 +204,7 @@ pub struct Probe {
     pub pages: u32,
 }
 
-/// Other figures of resident memory per page, in bytes.
+/// Resident memory of the whole store, and of the index right after filling, in bytes per page.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryMore {
     /// Resident bytes per page of the whole store, in runs of 32.

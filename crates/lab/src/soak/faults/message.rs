@@ -65,7 +65,7 @@ pub enum Answer {
 pub struct State {
     /// Successful rounds of put and get.
     pub rounds: u64,
-    /// Number of the next sequence.
+    /// Number of the next sequence to put.
     pub next: u64,
     /// Start of the last successful round, in milliseconds of the system's clock since boot.
     pub began: u64,

@@ -62,7 +62,7 @@ struct Report {
     rounds: u64,
     bytes: u64,
     wrong_bytes: u64,
-    /// Number of checks of flushed sequences.
+    /// Number of flushed sequences that were looked for, counted anew after each fault.
     looked_for: u64,
     /// Number of flushed sequences that were not found.
     lost: u64,

@@ -33,9 +33,9 @@ pub struct Figures {
     pub get16_p99_us_evicting: f64,
     /// `get16_p99_us_evicting` divided by `get16_p99_us_writing`.
     pub get16_p99_ratio: f64,
-    /// Touches while the store was filled and overwritten.
+    /// Number of touches while the store was filled and overwritten.
     pub gets: u64,
-    /// Touches among `gets` that found at least one page.
+    /// Number of touches among `gets` that found at least one page.
     pub gets_hit: u64,
     /// Share of the segments' space that is kept free.
     pub reserve_share: f64,

@@ -127,9 +127,9 @@ fn directories(args: &StoreArgs, needed: u64) -> Result<Vec<PathBuf>, Failure> {
 
 /// The rates of one round.
 struct Round {
-    /// Rate of each directory, measured alone.
+    /// Rates of raw I/O in each directory, measured alone.
     alone: Vec<Passes>,
-    /// Rate of all directories at the same time.
+    /// Rates of raw I/O in all directories at the same time.
     sum: Passes,
     /// Rates of puts and gets, by shape of the calls.
     calls: Vec<Passes>,

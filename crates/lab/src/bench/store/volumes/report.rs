@@ -40,9 +40,9 @@ pub struct Report {
 pub struct RawRates {
     /// The directory; empty for all directories.
     pub dir: String,
-    /// Rate of overwriting, `fdatasync` included.
+    /// Rate of overwriting blocks, `fdatasync` included.
     pub write_gib_s: f64,
-    /// Rate of reading.
+    /// Rate of reading blocks.
     pub read_gib_s: f64,
     /// Processor seconds per GiB of overwriting.
     pub write_cpu_s_per_gib: f64,
@@ -85,9 +85,9 @@ pub struct Calls {
     pub call_pages: u32,
     /// Puts, and gets, per round.
     pub calls: u32,
-    /// Put and flush over blocks that were written before.
+    /// Rates of put and flush over blocks that were written before.
     pub put: Moved,
-    /// Get from a newly opened store.
+    /// Rates of get from a newly opened store.
     pub get: Moved,
 }
 
