@@ -1,4 +1,4 @@
-//! Runs the conformance suite on every backend.
+//! Runs the conformance suite, `crates/index/src/conformance.rs`, on every index backend.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 

@@ -1,6 +1,7 @@
-//! Residency: every backend passes the conformance suite; `run` and `lsm` match `memory` under
-//! random events; `run` recovers a past state from its files, and `lsm` is created again, empty,
-//! after damage.
+//! Residency: every backend passes the conformance suite
+//! (`crates/index/src/conformance/residency.rs`); `run` and `lsm` match `memory` under random
+//! events; `run` recovers a past state from its files, and `lsm` is created again, empty, after
+//! damage.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 

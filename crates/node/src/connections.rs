@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 const CLIENTS_MAX: usize = 256;
 /// Maximum connections over all clients. Each connection has a thread.
 const CONNECTIONS_MAX: usize = 1024;
-/// Maximum connections of one client: its pool, and the same number of abandoned connections with
-/// calls that the owner still answers.
+/// Maximum connections of one client: its pool, and the same number of connections that the client
+/// gave up, with calls that the owner still answers.
 const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 /// Maximum names of one process, unless it is in another PID namespace. The process takes a new
 /// name with each owner, and keeps every name under which reservations are pending.

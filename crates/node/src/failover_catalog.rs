@@ -274,8 +274,8 @@ impl FailoverCatalog {
     /// Ends a flush that began at `mark` and that the owner of `flushed` executed. Fails with
     /// `Miss`, once, if acknowledged changes may be lost. Changes may be lost if an earlier owner
     /// acknowledged puts or deletes to this process, and died, or its core failed and was reopened,
-    /// before a flush covered them. A put also acknowledges pages that this process found present
-    /// and did not write.
+    /// before a flush covered them (see [`Unflushed`]). A put also acknowledges pages that this
+    /// process found present and did not write.
     fn complete_flush(&self, mark: FlushMark, flushed: &Membership) -> Result<()> {
         let is_preserved = mark
             .owner
@@ -359,8 +359,9 @@ impl PendingReservations {
     }
 }
 
-/// Whether an owner has acknowledged puts or deletes that no flush has covered. If that owner dies,
-/// its changes since its last sync may be lost, and a flush in the next epoch must report this.
+/// Whether an owner has acknowledged puts or deletes that no flush has covered. A flush covers an
+/// acknowledgement if it begins after the acknowledgement and succeeds. If that owner dies, its
+/// changes since its last sync may be lost, and a flush in the next epoch must report this.
 #[derive(Debug, Default)]
 struct Unflushed(Mutex<FlushMark>);
 

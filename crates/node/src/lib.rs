@@ -29,9 +29,9 @@
 //! response the client never received. Leases that a former owner granted are void. Every call that
 //! waits for an answer is retried automatically, except `commit`, which fails with `Retry`; the
 //! pages may be put again ([`ritornello_store::rule`]). The first `flush` after the death of an
-//! owner fails if the owner had acknowledged puts or deletes to this process that no flush has
-//! covered, because these may be lost. A put also acknowledges pages that it found present and that
-//! another process wrote.
+//! owner fails if the owner had acknowledged puts or deletes to this process that no successful
+//! flush has followed, because these may be lost. A put also acknowledges pages that it found
+//! present and that another process wrote.
 //!
 //! **Failed writes.** A failed sync, or a failed write of metadata, poisons the owner's
 //! `StoreCore`, which then refuses writes. The owner opens another core in its place when the disks

@@ -33,14 +33,14 @@ impl Tuner {
         Self {
             applied_options: Mutex::new(Applied::default()),
             // A flush writes tables of about half the memtable's size. The estimate is used until
-            // the meter has seen a flush.
+            // `db.meter` has counted a flush.
             memtable: options.memtable_bytes as f64 / 2.0,
         }
     }
 
-    /// Decides on a target setting if the controller's window of 4,096 operations is full. After a
-    /// flush, changes the applied setting by one step towards the target.
-    /// May wait until RocksDB has written the changed options to a file.
+    /// Decides on a target setting if the window of 4,096 operations, which the controller
+    /// (`controller.rs`) counts, is full. After a flush, changes the applied setting by one step
+    /// towards the target. May wait until RocksDB has written the changed options to a file.
     pub(super) fn tune(&self, db: &Families) -> Result<()> {
         let Some(mut applied_options) = self.applied_options.try_lock() else { return Ok(()) };
         let setting = db.controller.applied();

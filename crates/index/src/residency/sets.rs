@@ -63,8 +63,8 @@ impl Sets {
         self.entries.get(set as usize).is_some_and(|entry| entry.stale)
     }
 
-    /// Bytes of memory held. The estimate counts the holders, the entry and the name of each set,
-    /// and the two counters of its `Arc`.
+    /// Bytes of memory that the sets take. The estimate counts the holders, the entry and the name
+    /// of each set, and the two counters of its `Arc`.
     pub(super) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Set>()
             + self.names.capacity() * (size_of::<(Arc<[Holder]>, SetId)>() + 1)

@@ -54,7 +54,7 @@ impl Tables {
         (Self { slots, runs }, twins)
     }
 
-    /// Bytes of memory held, and bytes set aside for the list of touched runs.
+    /// Bytes of memory that the tables take, and bytes set aside for the list of touched runs.
     pub(crate) fn bytes(&self) -> usize {
         self.slots.bytes() + self.runs.bytes() + self.runs.live as usize * TOUCHED_BYTES
     }

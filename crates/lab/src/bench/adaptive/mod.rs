@@ -1,5 +1,6 @@
-//! `ritornello bench adaptive`: the controller of the index `lsm`, which adapts the shape of the
-//! LSM-tree (size ratio T, runs per level K) to the load, against fixed settings.
+//! `ritornello bench adaptive`: the controller of the index `lsm`
+//! (`crates/index/src/lsm/controller.rs`), which adapts the shape of the LSM-tree (size ratio T,
+//! runs per level K) to the load, against fixed settings.
 //!
 //! | module | contents |
 //! |---|---|

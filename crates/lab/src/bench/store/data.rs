@@ -1,4 +1,5 @@
-//! Writes and reads of `bench store`: rates of the store and of the raw disk, round by round.
+//! Writes and reads of `bench store`: rates of the store and of direct I/O without a store (the raw
+//! disk), round by round.
 
 use super::capacity_gain;
 use super::report::{CapacityGain, EncodedRates, Machine, Moved, Raw, Report};

@@ -91,7 +91,8 @@ impl From<IoShape> for Depth {
     }
 }
 
-/// Raw limits of the disk and the memory: medians of the rounds.
+/// Raw limits: rates of the disk with direct I/O and of the memory, without a store; medians of the
+/// rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Raw {
     /// Rate of overwriting blocks, `fdatasync` included.
@@ -126,7 +127,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Returns the medians of rates, each with the raw limit of its round.
+    /// Returns the medians of `rounds`, each of which has the store's rate and the raw disk's rate.
     #[must_use]
     pub fn of(rounds: &[(Rate, Rate)]) -> Self {
         let medians = |of: fn(&Rate) -> f64| {
