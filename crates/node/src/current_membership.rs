@@ -216,9 +216,10 @@ impl CurrentMembership {
         let taken = Membership::join(&self.opening, until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
-        // After a search that failed by `reopening`, calls fail for four times the duration of the
-        // search, 1 to 5 seconds, so that slow searches delay few calls. After a search that found
-        // a silent owner, calls fail for one second.
+        // After a search that failed because the owner reopens the store, or because this process
+        // could not open it, calls fail for four times the duration of the search, 1 to 5 seconds,
+        // so that slow searches delay few calls. After a search that found a silent owner, calls
+        // fail for one second.
         let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
         *guard.failed_search =

@@ -360,8 +360,9 @@ impl PendingReservations {
 }
 
 /// Whether an owner has acknowledged puts or deletes that no flush has covered. A flush covers an
-/// acknowledgement if it begins after the acknowledgement and succeeds. If that owner dies, its
-/// changes since its last sync may be lost, and a flush in the next epoch must report this.
+/// acknowledgement if it begins after the acknowledgement and succeeds. If the owner dies before
+/// such a flush, its changes since its last sync may be lost, and a flush in the next epoch must
+/// report this.
 #[derive(Debug, Default)]
 struct Unflushed(Mutex<FlushMark>);
 

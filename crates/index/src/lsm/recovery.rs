@@ -42,8 +42,8 @@ pub struct LsmRecovered {
     pub damaged: bool,
     /// Runs that were copied into the new database.
     pub saved_runs: u64,
-    /// Runs dropped as inconsistent, including their descendants; without runs whose records could
-    /// not be read.
+    /// Runs dropped as inconsistent, including their descendants; does not count runs whose records
+    /// could not be read.
     pub dropped_runs: u64,
 }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 /// Bytes that a file takes besides its blocks: an inode on ext4.
 const INODE_BYTES: u64 = 256;
-/// Bytes that each way may use, as a share of the bytes of all pages.
+/// Bytes that each way to keep pages may use, as a share of the bytes of all pages.
 const BUDGET_SHARE: f64 = 0.5;
 
 /// Returns the hit rate of each way to keep pages.

@@ -27,16 +27,17 @@ pub struct Report {
     pub put_fresh: Option<Moved>,
     /// Rates of get from a newly opened store.
     pub get: Option<Moved>,
-    /// Encoded pages against raw pages. If present, `put`, `put_fresh` and `get` are for encoded
-    /// pages.
+    /// Figures of encoded pages, compared with raw pages. If present, `put`, `put_fresh` and `get`
+    /// are for encoded pages.
     pub encoded: Option<EncodedRates>,
     /// Latencies of probes for the longest prefix.
     pub probe: Option<Probe>,
-    /// Time to open the store of `probe.entries` pages, files in the page cache.
+    /// Time to open the store of `probe.entries` pages, with its files in the page cache.
     pub reopen_ms: Option<f64>,
-    /// Time to open the store of `probe.entries` pages, files not in the page cache.
+    /// Time to open the store of `probe.entries` pages, without its files in the page cache.
     pub reopen_cold_ms: Option<f64>,
-    /// Time to open only the index of the store of `probe.entries` pages, files in the page cache.
+    /// Time to open only the index of the store of `probe.entries` pages, with its files in the
+    /// page cache.
     pub reopen_index_ms: Option<f64>,
     /// Resident memory of the index, in bytes per page, with runs of 32 pages.
     pub memory_bytes_per_page: Option<f64>,
