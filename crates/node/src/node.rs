@@ -35,10 +35,10 @@ pub struct Node {
 /// of the owner. A second open in one process returns a second handle on the same store.
 ///
 /// The owner's `durability` and `sync_interval` apply; a client's apply when it becomes the owner.
-/// Each process transfers pages with its own `io`. If `capacity` or `index` differ from the
-/// store's, an owner resizes the store and converts its index, and a client only logs the
-/// difference. Different `paths` or `segment_bytes` are only logged. Directories of `further_dirs`
-/// that the store lacks are added, by a client through the owner.
+/// Each process transfers pages with the I/O mode that its own `io` chooses. If `capacity` or
+/// `index` differ from the store's, an owner resizes the store and converts its index, and a client
+/// only logs the difference. Different `paths` or `segment_bytes` are only logged. Directories of
+/// `further_dirs` that the store lacks are added, by a client through the owner.
 ///
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
@@ -91,7 +91,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     *open = Arc::downgrade(&shared);
     drop(open);
     let node = Node::new(slot, shared, policy);
-    // An owner has added the directories before it answered the first call.
+    // An owner has added the listed directories already, when it opened the store's core.
     if node.role() == Role::Client {
         node.add_listed_dirs(&options);
     }
@@ -152,7 +152,7 @@ impl Node {
         });
     }
 
-    /// The store's permissions when this handle was opened.
+    /// The permissions in the store's policy file, as read when this handle was opened.
     #[must_use]
     pub fn policy(&self) -> &StorePolicy {
         &self.policy
@@ -178,7 +178,7 @@ impl Node {
     }
 
     /// Takes over if the owner has died, as any other call would, and returns the resulting role.
-    /// Serves a process that waits for ownership and makes no other call.
+    /// For a process that waits to become the owner and makes no other call.
     ///
     /// # Errors
     /// `Retry` if the owner lives and does not answer, the next owner does not listen, or the store

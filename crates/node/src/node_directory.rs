@@ -75,7 +75,8 @@ impl fmt::Display for Departure {
 pub(crate) struct NodeDirectory {
     pub(crate) process: Process,
     pub(crate) lock: DirectoryLock,
-    /// Client names that this process drew, before it locks their files. The set is needed because
+    /// Names under which this process is a client, see [`crate::presence`]: each is inserted before
+    /// its file under `clients/` exists, and removed after the file. The set is needed because
     /// `fcntl` reports a process's own locks as free.
     pub(crate) names: Mutex<BTreeSet<String>>,
     pub(crate) mismatch: OwnerMismatch,
@@ -110,9 +111,9 @@ impl NodeDirectory {
         Ok(opened)
     }
 
-    /// Opens a store's directory without a change; `None` if it has no `LOCK`, so no process owns
-    /// the store. The caller closes `lock` while it still prevents other threads of this process
-    /// from opening the store ([`crate::record_lock`]).
+    /// Opens a store's directory and changes nothing in it; `None` if it has no `LOCK`, so no
+    /// process owns the store. The caller closes `lock` while it still prevents other threads of
+    /// this process from opening the store ([`crate::record_lock`]).
     pub(crate) fn observe(path: &Path) -> Result<Option<Self>> {
         let (dir, found) = open_dir(path)?;
         let lock = DirectoryLock::observe(dir.as_fd()).map_err(|error| unusable(path, error))?;
@@ -161,7 +162,7 @@ impl NodeDirectory {
         is_elsewhere(self.identity, Identity::of(&self.path))
     }
 
-    /// Device and inode.
+    /// The device and the inode number of the directory.
     pub(crate) fn identity(&self) -> Identity {
         self.identity
     }
@@ -255,7 +256,7 @@ impl NodeDirectory {
     }
 }
 
-/// Opens a directory of this user.
+/// Opens the directory `path`. Fails if it belongs to another user.
 fn open_dir(path: &Path) -> Result<(File, Metadata)> {
     let refused = |error: io::Error| unusable(path, error);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,7 +1,7 @@
 //! Asks for the state of a store without opening the store.
 //!
 //! An observer never takes the store's lock, so it never becomes the owner, and it has no name
-//! under `clients/`, so it takes no place of a client and holds no lease or reservation. It sends
+//! under `clients/`, so it does not count as a client, and holds no lease or reservation. It sends
 //! one request, `Stats`, on a connection that it then closes. Exception: it becomes a client for
 //! one request if the owner speaks only protocol versions without observers. If no process owns the
 //! store, the observer reads the store's files and changes none of them.
@@ -190,7 +190,7 @@ fn ask_as_observer(directory: &NodeDirectory, owner: LockHolder) -> Result<Respo
     request_stats(&mut channel, owner, Instant::now() + ANSWER_TIMEOUT, &is_owner)
 }
 
-/// Sends the request and receives the response, while `is_owner` returns true.
+/// Sends [`Request::Stats`] and receives the response, as long as `is_owner` returns true.
 ///
 /// # Errors
 /// `Retry` if the response has not arrived at `until`: the owner answered the handshake, so it is

@@ -1,4 +1,4 @@
-//! The arguments of open.
+//! The arguments with which a process opened its store.
 
 use crate::heal_signal::HealSignal;
 use crate::node_directory::NodeDirectory;
@@ -8,7 +8,8 @@ use ritornello_store::Options;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Arguments of open, reused after a failover.
+/// Arguments of [`open`](crate::open). The process uses them again when it becomes the owner after
+/// a failover, and when it reopens a failed store.
 pub(crate) struct OpenContext {
     pub(crate) directory: Arc<NodeDirectory>,
     pub(crate) medium: Arc<dyn Medium>,

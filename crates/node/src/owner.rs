@@ -30,8 +30,8 @@ impl Owner {
         Self::serve(opening, Self::open_core(opening)?)
     }
 
-    /// Like [`Owner::open`], in place of a poisoned core. The new core is used only if it could
-    /// sync the recovered state.
+    /// Like [`Owner::open`], after the process has closed a poisoned core. The new core is used
+    /// only if it could sync the recovered state.
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::open_core(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {

@@ -1,12 +1,12 @@
-//! Distinguishes the loss of an owner from an answer of that owner.
+//! Distinguishes errors which mean that the owner was lost from errors that the owner answered.
 
 use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::{fmt, io};
 
 /// The cause in an error which says that the peer sends no answer: it died or closed, or the
-/// connection to it failed. An owner may have executed a request before. A client then finds the
-/// next owner, or becomes the owner.
+/// connection to it failed. The owner may have executed the request before it was lost. A client
+/// then finds the next owner, or becomes the owner.
 #[derive(Debug)]
 pub(crate) struct OwnerLost(io::Error);
 

@@ -1,8 +1,8 @@
 //! A client's proof that it may be writing: a locked file with a random name under `clients/`.
 //!
-//! An owner logs the name before it grants space. A later owner, to which the client never
-//! connected, reuses the space only when the name's lock is free and the segments are drained;
-//! [`crate::record_lock`] says what a free lock proves.
+//! An owner writes the name to its reservation log before it grants space. A later owner, to which
+//! the client never connected, reuses the space only when the name's lock is free and the segments
+//! are drained; [`crate::record_lock`] says what a free lock proves.
 
 use crate::node_directory::{CLIENTS, NodeDirectory};
 use crate::record_lock;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 /// Random bytes of a name, written as hexadecimal digits.
 const NAME_BYTES: usize = 16;
-/// Maximum names tried. A name fails if a sweep locks or removes its file after this process has
-/// created the file and before this process has locked it.
+/// Maximum number of names that [`Presence::announce`] tries. A name fails if a sweep locks or
+/// removes its file after this process has created the file and before this process has locked it.
 const ATTEMPTS: u32 = 8;
 
 /// A locked name. While it exists, space that was granted under the name is withheld from others.
@@ -99,7 +99,7 @@ pub(crate) fn is_alive(directory: &NodeDirectory, name: &str) -> bool {
     }
 }
 
-/// Removes the files of dead processes. Only the owner calls this.
+/// Removes the files under `clients/` whose processes are dead. Only the owner calls this.
 pub(crate) fn sweep(directory: &NodeDirectory) {
     let Ok(names) = directory.names_in(CLIENTS) else { return };
     for name in names.iter().filter(|name| is_name(name)) {

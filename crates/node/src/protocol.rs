@@ -2,7 +2,7 @@
 //! [`ritornello_store::Response`] follow.
 //!
 //! The first message in each direction follows a [`crate::greeting`]. All messages have the same
-//! layout in the versions that this build speaks. Payload never passes through the socket.
+//! layout in all protocol versions that this build speaks. Payload never passes through the socket.
 
 use ritornello_format::FORMAT_VERSION;
 use ritornello_store::WireError;
@@ -54,7 +54,8 @@ impl Hello {
 pub(crate) struct OwnerEpoch {
     /// Identity of the store.
     pub(crate) store: [u8; 16],
-    /// Number of the epoch, counted since the store was created.
+    /// Number of the epoch: how often the store was opened by an owner, plus 65,536 for each
+    /// restore.
     pub(crate) owner: u32,
     /// Whether the previous owner made all changes durable when it closed the store.
     pub(crate) clean: bool,
@@ -74,10 +75,11 @@ impl OwnerEpoch {
 pub(crate) enum HelloReply {
     /// The client is admitted, in this owner's epoch.
     Granted(OwnerEpoch),
-    /// The client to join is no longer connected: the process must connect under a new name.
+    /// The client that this connection would join is no longer connected: the process must connect
+    /// under a new name.
     Gone,
-    /// The client is refused. A fault of kind `Miss` says that the owner reopens the store after
-    /// the failure in its text.
+    /// The client is refused. An error of kind `Miss` says that the owner is reopening the store;
+    /// its text is the failure that poisoned the store.
     Refused(WireError),
 }
 

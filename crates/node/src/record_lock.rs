@@ -26,7 +26,7 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockHolder(pub(crate) i32);
 
-/// Takes the lock. Returns `false` if another process holds it.
+/// Takes the exclusive lock on `file`. Returns `false` if another process holds it.
 pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     loop {
         return match fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -38,12 +38,12 @@ pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Releases the lock.
+/// Releases this process's lock on `file`.
 pub(crate) fn unlock(file: &File) -> io::Result<()> {
     Ok(fcntl_lock(file, FlockOperation::NonBlockingUnlock)?)
 }
 
-/// The other process that holds the lock, if any.
+/// The other process that holds the lock on `file`, if any.
 pub(crate) fn holder(file: &File) -> io::Result<Option<LockHolder>> {
     let found = fcntl_getlk(file, &Flock::from(FlockType::WriteLock))?;
     Ok(found.map(|lock| LockHolder(lock.pid.map_or(0, |pid| pid.as_raw_nonzero().get()))))

@@ -14,10 +14,11 @@ use ritornello_format::{Error, Result};
 use ritornello_store::{Catalog, CatalogStats, ClientId, StoreCore, StoreReopening};
 use std::sync::{Arc, Weak};
 
-/// See the module documentation.
+/// The state of an owner whose poisoned core is closed, or about to be closed, and whose next core
+/// is not open yet.
 pub(crate) struct Reopening {
     cause: String,
-    /// The last figures of the poisoned core, including the cause.
+    /// The last statistics of the poisoned core, which include the cause.
     stats: Box<CatalogStats>,
     /// The owner with the poisoned core, until it is closed.
     former: Mutex<Option<Arc<Owner>>>,
@@ -26,7 +27,7 @@ pub(crate) struct Reopening {
 }
 
 /// Refuses every client with the failure that poisoned the core, as an error of kind `Miss`: other
-/// refusals have other kinds. Gives observers the last figures of the poisoned core.
+/// refusals have other kinds. Gives observers the last statistics of the poisoned core.
 struct RefusingAuthority {
     cause: String,
     stats: Box<CatalogStats>,
@@ -68,7 +69,7 @@ impl Reopening {
         StoreReopening::error(&self.cause)
     }
 
-    /// The last figures of the poisoned core.
+    /// The last statistics of the poisoned core.
     pub(crate) fn stats(&self) -> CatalogStats {
         CatalogStats::clone(&self.stats)
     }

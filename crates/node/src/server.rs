@@ -33,8 +33,8 @@ const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 const WAIT_SLICE: Duration = Duration::from_secs(5);
 /// Interval of checks for dead clients whose connection a forked child keeps open.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of [`CHECK_INTERVAL`]s between two sweeps of files that dead clients left under
-/// `clients/`.
+/// Number of [`CHECK_INTERVAL`]s between two removals ([`presence::sweep`]) of the files that dead
+/// clients left under `clients/`.
 const SWEEP_CHECKS: u32 = 12;
 /// Maximum time that a stopping server waits for the end of received calls. It then shuts down all
 /// connections.
@@ -55,7 +55,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Listens for clients of `authority`. The caller holds the lock of `directory`.
+    /// Listens for clients and observers, whose requests `authority` answers. The caller holds the
+    /// lock of `directory`.
     pub(crate) fn start(
         directory: &Arc<NodeDirectory>,
         authority: Arc<dyn Authority>,
@@ -325,8 +326,8 @@ fn serve(
     }
 }
 
-/// Calls `catalog`, if `permissions` allow the request to a client. Returns `None` for requests
-/// without a response.
+/// Answers `request` by a call of `catalog`, if `permissions` allow clients to send the request.
+/// Returns `None` for requests without a response.
 pub(crate) fn answer(
     catalog: &dyn Catalog,
     permissions: &ClientPermissions,

@@ -21,7 +21,7 @@ use std::time::Duration;
 pub(crate) const NAME: &str = "owner.sock";
 /// Number of random digits at the end of a socket file's temporary name.
 const SUFFIX: usize = 8;
-/// Length of the listen queue.
+/// Length of the socket's listen queue: connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 256;
 
 /// Distinguishes one owner's socket file from the next owner's.

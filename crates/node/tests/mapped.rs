@@ -14,8 +14,8 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Environment variable that holds a path in the small file system; without it
-/// [`small_file_system_child`] does nothing.
+/// Environment variable with the directory on which [`full_tmpfs_stops_growth_only`] mounts a small
+/// tmpfs; without it [`small_file_system_child`] does nothing.
 const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
 
 #[test]

@@ -45,7 +45,7 @@ fn names_of_clients(dir: &Path) -> usize {
     std::fs::read_dir(dir.join("clients")).unwrap().count()
 }
 
-/// Ends a thread's loop at the end of the test, also if the test fails.
+/// Sets a flag, which ends a thread's loop, at the end of the test, also if the test fails.
 struct SetAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for SetAtEnd<'_> {

@@ -24,8 +24,8 @@ const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
 /// Number of the request `Release`, which has no response.
 const RELEASE: u8 = 3;
-/// Positions of the client's name and of the format number in a recorded hello, counted from its
-/// length.
+/// Byte positions of the client's name and of the format number in a recorded hello, counted from
+/// the start of the 4-byte length that precedes the hello.
 const NAME: std::ops::Range<usize> = 14..46;
 const FORMAT: usize = 12;
 
@@ -58,7 +58,8 @@ fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// Reads one message without its length; returns nothing if the peer closed the connection.
+/// Reads a message. Returns its bytes without the length that precedes them; no bytes if the peer
+/// closed the connection.
 fn read_message(stream: &mut UnixStream) -> Vec<u8> {
     let mut length = [0; 4];
     if stream.read_exact(&mut length).is_err() {

@@ -231,9 +231,9 @@ struct FsckReport<'a> {
     bytes: u64,
     damaged: &'a [(String, String)],
     removed: u64,
-    /// Sealed objects whose key is not in the key file, and the reason.
+    /// Names of sealed objects whose key is not in the key file, each with the reason.
     unknown_key: &'a [(String, String)],
-    /// Objects that could not be read, and the error.
+    /// Names of objects that could not be read, each with the error.
     unreadable: &'a [(String, String)],
     /// Number of objects of which only the checksums were verified, not the seals.
     unauthenticated: u64,
@@ -329,7 +329,7 @@ struct GcReport<'a> {
     removed_bytes: u64,
     orphans: u64,
     failed: u64,
-    /// Objects whose header could not be read.
+    /// Number of objects whose header could not be read.
     unreadable: u64,
 }
 

@@ -43,8 +43,8 @@ struct Answer<'a> {
 ///
 /// # Errors
 /// If the directory has files that are not of an interrupted restore of the store, the other
-/// directories are not of one store or have no intact copy, the store's index is `memory` or not
-/// compiled in, a process uses the store, or a disk fails.
+/// directories are not of one store or have no intact copy of the manifest and the scopes, the
+/// store's index is `memory` or not compiled in, a process uses the store, or a disk fails.
 pub(crate) fn run(context: &Context, args: &RestoreArgs) -> Result<Status, Failure> {
     let bar = progress::bar("salvaging");
     let restored = ritornello_node::restore(&args.dir, &args.others, &mut |done, total| {

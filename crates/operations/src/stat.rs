@@ -41,7 +41,8 @@ pub struct StatArgs {
 /// Advice for a poisoned store.
 pub const REOPENS: &str =
     "check the disk (dmesg); the owner reopens the store when the disk takes writes again";
-/// Maximum number of decisions about the index's shape in text output; `--json` has more.
+/// Maximum number of decisions about the shape of the index `lsm` (its size ratio and its runs per
+/// level) in text output; `--json` has more.
 const DECISIONS: usize = 8;
 
 #[derive(Serialize)]
@@ -128,7 +129,8 @@ fn shape(tuning: &IndexTuning) -> String {
     )
 }
 
-/// Formats the eviction policy and the shadow hit rates of the policies compared.
+/// Formats the store's eviction policy, and the hit rates of the shadow caches of the policies that
+/// it compares.
 #[must_use]
 pub fn eviction(stats: &EvictionStats) -> String {
     let mut text = stats.policy.clone();
@@ -145,7 +147,7 @@ pub fn eviction(stats: &EvictionStats) -> String {
     text
 }
 
-/// Formats the latest decisions about the index's shape, newest first.
+/// Formats the latest decisions about the shape of the index `lsm`, newest first.
 fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     let header = [
         "operations",

@@ -65,8 +65,8 @@ pub(crate) fn ask<T: Send>(
 pub(crate) struct BatchMemory(pub(crate) Arc<dyn PageMemory>);
 
 impl BatchMemory {
-    /// Takes the memory that a put of `keys` pages reads. Refuses `pages` whose length is another
-    /// number; of an iterator without a length, elements after the first `keys` stay unused.
+    /// Takes the memory that a put of `keys` pages reads. Refuses `pages` whose length is not
+    /// `keys`; of an iterator without a length, elements after the first `keys` stay unused.
     pub(crate) fn source(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
         if let Ok(given) = pages.len()
             && given != keys

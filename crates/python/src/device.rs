@@ -62,7 +62,9 @@ impl Device {
 
     /// Registers KV memory: `spans` holds for each tensor the address of block 0, the bytes of a
     /// block, and the distance between blocks in bytes. `owner` keeps the memory allocated. `way`
-    /// is "auto", "length", "copies", or "kernel:N" with N blocks of threads.
+    /// chooses how bytes move: "copies" by the copy engines, "kernel:N" by a kernel with N blocks
+    /// of threads, "auto" by the faster of both as measured, "length" by the mean length of the
+    /// pieces.
     #[pyo3(signature = (spans, blocks, *, owner, way="auto"))]
     fn pool(
         &self,
@@ -164,8 +166,9 @@ impl DevicePool {
         self.0.pool.layout().page_bytes()
     }
 
-    /// The measurements of moves by which the way was chosen. For each: the direction, the number
-    /// of pieces, the seconds that a kernel took, and the seconds that the copy engines took.
+    /// The measurements of moves by which the pool chose between a kernel and the copy engines. For
+    /// each: the direction, the number of pieces, the seconds that a kernel took, and the seconds
+    /// that the copy engines took.
     #[getter]
     fn measured(&self) -> Vec<(&'static str, usize, f64, f64)> {
         let row = |m: &ritornello_device::Measured| {

@@ -179,7 +179,7 @@ impl Ticket {
     }
 }
 
-/// Converts a list of scopes: each with its number of pages and their bytes on disk.
+/// Converts a list of scopes, each with the number of its pages and their bytes on disk.
 pub(crate) fn listed_scopes(
     py: Python<'_>,
     scopes: Vec<ScopeListing>,
@@ -188,7 +188,7 @@ pub(crate) fn listed_scopes(
     each.map(|listed| Ok((Scope::of(py, listed.scope)?, listed.pages, listed.bytes))).collect()
 }
 
-/// Converts a list of keys, and the `after` of the next call.
+/// Converts a list of keys, and the argument `after` of the next call of `keys`.
 pub(crate) fn listed_keys<'py>(
     py: Python<'py>,
     listed: &KeyListing,

@@ -1,4 +1,4 @@
-//! A finding of the doctor.
+//! A finding of `ritornello doctor`.
 
 use serde::Serialize;
 

@@ -15,8 +15,8 @@ pub fn examine(segments: u64) -> Vec<Finding> {
     vec![open_files(segments), locked_memory(), io_uring(), memory()]
 }
 
-/// Compares the hard limit of open files with the needed number, because opening a store raises the
-/// soft limit.
+/// Compares the process's hard limit of open files with the number that the store may need. The
+/// soft limit does not matter, because opening a store raises it to the hard limit.
 fn open_files(segments: u64) -> Finding {
     const WHAT: &str = "open files";
     let limit = getrlimit(Resource::Nofile);

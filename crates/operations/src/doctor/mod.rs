@@ -56,7 +56,7 @@ struct Answer<'a> {
     /// Whether no finding is a fault; advice is allowed.
     healthy: bool,
     findings: &'a [Finding],
-    /// Figures of the trial, if it ran to its end.
+    /// Number of pages and transfer rates of the trial; `null` if the trial failed.
     trial: Option<trial::Rates>,
 }
 

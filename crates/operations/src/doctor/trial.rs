@@ -22,14 +22,14 @@ const PAGES_MAX: u64 = 256;
 /// Bytes per segment of a temporary store.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// Figures of the trial.
+/// Number of pages of the trial, and rates of transfers with and without the store.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
     /// Pages written, read back and compared.
     pub pages: u64,
-    /// Rate of one put and flush.
+    /// Rate of one put of all pages with the flush after it.
     pub write_gib_s: f64,
-    /// Rate of one get.
+    /// Rate of one get of all pages.
     pub read_gib_s: f64,
     /// Rate of overwriting a file without the store; `null` if it could not be measured.
     pub raw_write_gib_s: Option<f64>,

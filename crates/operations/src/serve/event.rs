@@ -14,7 +14,7 @@ pub(super) struct Event<'a> {
     /// The store that the event concerns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dir: Option<&'a Path>,
-    /// The address of the service.
+    /// The address on which the HTTP service listens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) address: Option<SocketAddr>,
     /// Process id of the owner.
@@ -22,7 +22,7 @@ pub(super) struct Event<'a> {
     pub(super) owner_pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) capacity_bytes: Option<u64>,
-    /// Why the path cannot be opened again yet.
+    /// With `reopening`: why the store's path cannot be opened again yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<&'a str>,
 }

@@ -24,12 +24,12 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// command does not open the path again.
 const LEFT_MAX: usize = 4;
 
-/// The arguments of the thread that keeps a store.
+/// The arguments of a thread that owns one store, or waits to own it.
 pub(super) struct Keeper<'a> {
     pub(super) context: &'a Context,
     pub(super) options: Options,
     pub(super) must_own: bool,
-    /// Tells the service the open store.
+    /// Gives the HTTP service the handle with which this process has the store open.
     pub(super) access: &'a StoreAccess,
     /// Called once, after the first role of this process was printed: the store then has an owner.
     pub(super) on_open: &'a (dyn Fn() + Sync),

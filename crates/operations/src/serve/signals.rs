@@ -11,7 +11,7 @@ use std::sync::mpsc::Sender;
 pub(super) enum Happening {
     /// A signal arrived.
     Signal,
-    /// A thread that kept a store ended.
+    /// A thread that owned a store, or waited to own it, ended.
     StoreEnded,
 }
 
@@ -26,8 +26,8 @@ impl Ending {
     }
 }
 
-/// Sends the first signal that ends the command. A signal after it, or while the command ends for
-/// another reason, ends the process immediately.
+/// Sends [`Happening::Signal`] when the first signal that ends the command arrives. A later signal,
+/// or a signal while the command ends for another reason, ends the process immediately.
 ///
 /// # Errors
 /// If signals cannot be caught.

@@ -31,7 +31,8 @@ struct Answer {
     rows: Vec<Row>,
 }
 
-/// Replays traces through eviction policies, or computes a model.
+/// Replays traces through eviction policies, or computes the model of prefill of `simulate
+/// pipeline`.
 ///
 /// # Errors
 /// `Unusable` for an unreadable trace or invalid numbers; `Failed` if the chart cannot be written.

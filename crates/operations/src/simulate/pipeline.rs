@@ -14,7 +14,7 @@ use ritornello_terminal::value::picture;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Media that the chart draws.
+/// The media, from which a prefix is loaded, that the chart draws.
 const DRAWN: [Medium; 3] = [Medium::HbmDram, Medium::DiskCopies, Medium::DiskLayered];
 /// Hit rates of the chart: from, to, and the step, in tenths of a percent.
 const DRAWN_FROM: u32 = 500;
@@ -74,7 +74,7 @@ pub struct PipelineArgs {
     /// Price of the device, in dollars per hour
     #[arg(long, default_value = "5", value_parser = price)]
     pub gpu_price: f64,
-    /// Price of host memory, in dollars per hour [default: 256 GB at 0.0088]
+    /// Price of host memory, in dollars per hour [default: 256 GB at 0.0088 per GB]
     #[arg(long, value_parser = price)]
     pub dram_price: Option<f64>,
     /// Price of the disks, in dollars per hour [default: 14 TB at 0.000082 per GB]
@@ -116,7 +116,7 @@ struct Parameters {
     dollars_per_hour: Prices,
 }
 
-/// Figures of one prefill.
+/// The model's figures of one prefill.
 #[derive(Serialize)]
 struct Row {
     tokens: u64,

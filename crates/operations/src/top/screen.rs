@@ -87,7 +87,7 @@ pub fn watch(
 fn wait_for_owner(sample: &dyn Fn() -> Sampled, pause: Duration) -> Result<Sample, Failure> {
     let mut printed = String::new();
     loop {
-        // No event tells that a process takes the lock.
+        // Poll, because no event says that a process has taken the store's lock.
         std::thread::sleep(pause);
         match sample() {
             Ok(Some(owned)) => return Ok(owned),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Figures of the store and the time they were taken.
+/// Statistics of the store, and the time at which they were taken.
 pub struct Sample {
     taken: Instant,
     dir: PathBuf,
@@ -36,8 +36,8 @@ impl Sample {
     }
 }
 
-/// The figures of a store at one moment. In the first sample rates are null. A share is null while
-/// its denominator is zero.
+/// The figures of a store at one moment. The first snapshot has no rates, because they need an
+/// earlier sample. A hit rate is null while no page was probed.
 #[derive(Serialize)]
 pub struct Snapshot {
     dir: PathBuf,
@@ -145,7 +145,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns the share of space in use, from 0 to 1.
+    /// Returns the share of the store's capacity that runs use, from 0 to 1.
     #[must_use]
     pub fn fullness(&self) -> f64 {
         let (used, all) = self
