@@ -19,7 +19,7 @@ type Store = Arc<dyn ObjectStore>;
 type Build = Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>;
 
 pub(crate) struct ClientFactory {
-    /// The address, for messages.
+    /// The remote's address without its options, for messages.
     pub(crate) name: String,
     pub(crate) prefix: Path,
     build: Build,
@@ -52,7 +52,8 @@ pub(crate) fn is_object_store(scheme: &str) -> bool {
         || (cfg!(feature = "azure") && scheme == "az")
 }
 
-/// Parses the options of an address whose scheme [is an object store](is_object_store).
+/// Returns the factory of clients for an address whose scheme [is an object
+/// store](is_object_store), from the options of the address and from environment variables.
 ///
 /// # Errors
 /// `Invalid` if the bucket is missing, if an option or a variable of the environment is invalid, if

@@ -15,14 +15,16 @@ pub(crate) struct ProfileCredentials {
 }
 
 impl ProfileCredentials {
-    /// Reads the key; `None` if the files cannot be read, or hold no key for the profile.
+    /// Reads the profile's access key; `None` if the files cannot be read, or hold no key for the
+    /// profile.
     pub(crate) fn open(files: ProfileFiles) -> Option<Self> {
         let read = read(&files)?;
         Some(Self { files, last: Mutex::new(read) })
     }
 }
 
-/// Reads the key from the files. Returns it with the version of the files.
+/// Reads the profile's access key from the files. Returns it with the version of the files that it
+/// was read from.
 fn read(files: &ProfileFiles) -> Option<(Stamp, Arc<AwsCredential>)> {
     // Take the stamp before the files are read, so that the next request detects a change during
     // the read.

@@ -69,7 +69,7 @@ pub(crate) fn is_not_found(error: &ClientError) -> bool {
     body.is_empty() || contains_any(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
 }
 
-/// Whether the error means that the range begins after the end of the object.
+/// Whether the error means that the requested range begins after the end of the object.
 pub(crate) fn is_range_past_end(error: &ClientError) -> bool {
     status(&error.to_string()) == Some(416)
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads of the runtime.
+/// Number of threads of the runtime that runs a backend's HTTP requests.
 const WORKERS: usize = 2;
 /// Maximum number of concurrent requests of one batch.
 const REQUESTS_AT_ONCE: usize = 16;
@@ -33,7 +33,7 @@ const VALUE_BYTES_MAX: u64 = 128 << 20;
 pub(crate) struct ObjectBackend {
     factory: ClientFactory,
     client: Mutex<Option<Arc<Client>>>,
-    /// Whether an answer has proven that the bucket exists.
+    /// Whether an answer of the server has proven that the bucket exists.
     bucket_seen: AtomicBool,
 }
 
@@ -108,7 +108,8 @@ impl ObjectBackend {
         Path::from(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
     }
 
-    /// The value of an answer; `None` if the object does not exist.
+    /// The value in an answer of the server; `None` if the answer says that the object does not
+    /// exist.
     fn found<T>(&self, answer: object_store::Result<T>) -> Result<Option<T>> {
         let found = match answer {
             Ok(value) => Some(value),

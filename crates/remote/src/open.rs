@@ -9,7 +9,7 @@ use ritornello_tiers::remote::{
 use std::path::Path;
 use std::sync::Arc;
 
-/// A backend, and how a tier uses it.
+/// A backend, and the options with which a tier writes and verifies objects in it.
 #[derive(Clone, Debug)]
 pub struct ConfiguredBackend {
     /// The backend.

@@ -93,7 +93,7 @@ impl ParsedAddress {
         forms.iter().fold(text.to_owned(), |text, form| text.replace(form, "…"))
     }
 
-    /// Checks that no option is left.
+    /// Checks that every option of the address was taken, see [`ParsedAddress::take`].
     ///
     /// # Errors
     /// `Invalid` if an option is left. The error lists the options in `known`.

@@ -1,4 +1,4 @@
-//! State that all routes share: the stores and their observations.
+//! State that all routes share: the settings of the service, its stores, and their observations.
 
 use crate::host::Hosts;
 use crate::limits::{REQUESTS_BURST, REQUESTS_PER_SECOND};
@@ -20,9 +20,10 @@ pub(crate) struct Shared {
     pub(crate) host_names: Vec<String>,
     pub(crate) hosts: Hosts,
     pub(crate) tokens: Option<Tokens>,
-    /// The limit of requests with each token, in the order of the token file.
+    /// For each token, the limit of the rate of requests with this token, in the order of the token
+    /// file.
     pub(crate) token_rates: Vec<RateLimit>,
-    /// The limit of all requests without a known token.
+    /// The limit of the rate of all requests without a known token together.
     pub(crate) rate: RateLimit,
     pub(crate) scrubs: Scrubs,
     pub(crate) observers: Vec<Arc<Observer>>,

@@ -8,8 +8,8 @@ use ritornello_node::Node;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, oneshot};
 
-/// The limit of calls of one store at a time. Each store has its own limit, so calls of a store
-/// whose disk hangs take no place of another store's calls.
+/// The limit of concurrent calls of one store. Each store has its own limit, so calls that wait for
+/// the hanging disk of one store leave the limit of every other store unused.
 #[derive(Debug)]
 pub(crate) struct Calls(Arc<Semaphore>);
 
@@ -21,7 +21,7 @@ impl Default for Calls {
 
 impl Calls {
     /// Runs `call` on a separate thread. If the request ends before the call, the call continues
-    /// and keeps its place.
+    /// and still counts towards the limit.
     ///
     /// # Errors
     /// 503 if too many calls of the store are running, or no thread can be started; any error of

@@ -45,13 +45,14 @@ pub(crate) struct Connection {
 pub(crate) struct Answering(Arc<Activity>);
 
 impl Connections {
-    /// Permits at most `max` connections at a time.
+    /// Creates the set of connections, with places for at most `max` connections at a time.
     pub(crate) fn new(max: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(max)), open: Arc::default() }
     }
 
-    /// Returns the place of the `number`th connection. If all places are taken, displaces the
-    /// oldest connection that has no request in progress; if there is none, waits.
+    /// Returns the `number`th connection, once one of the `max` places is free for it. If all
+    /// places are taken, displaces the oldest connection that has no request in progress; if there
+    /// is none, waits.
     pub(crate) async fn admit(&self, number: u64) -> Connection {
         let place = loop {
             if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {

@@ -98,7 +98,7 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
     }
 }
 
-/// Who sent a request.
+/// The sender of a request, as its token identifies it.
 struct Sender {
     /// The position of the request's token in the token file.
     token: Option<usize>,

@@ -26,10 +26,11 @@ pub(crate) const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum time of a request, from its headers to the headers of its answer.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// Requests per second that are served for longer than a burst: of each token of the token file,
-/// and of all senders without such a token together.
+/// Sustained rate of requests that are served, per second: of each token of the token file, and of
+/// all senders without such a token together.
 pub(crate) const REQUESTS_PER_SECOND: u32 = 100;
-/// Requests that are served immediately after a pause.
+/// Maximum number of requests that are served immediately, above [`REQUESTS_PER_SECOND`], after a
+/// time with fewer requests.
 pub(crate) const REQUESTS_BURST: u32 = 200;
 
 /// Maximum time that a request waits for an observation.
@@ -38,7 +39,7 @@ pub(crate) const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const OBSERVATION_ABANDONED: Duration = Duration::from_secs(60);
 /// Maximum number of abandoned observations of a store, which each hold a thread.
 pub(crate) const ABANDONED_MAX: u32 = 12;
-/// Time for which requests share an observation that has ended.
+/// Time after the end of an observation during which requests are answered from it.
 pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 
 /// Maximum number of calls of a store at a time, besides its observation and its scrub.

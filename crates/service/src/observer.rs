@@ -29,10 +29,11 @@ pub(crate) struct Observation {
 
 type Look = dyn Fn() -> Result<Observed> + Send + Sync;
 
-/// Observes one store, on one thread at a time. An observation that hangs for a minute is
-/// abandoned, and another begins: the path may lead to another disk by now, while the thread waits
-/// for the former disk. Each abandoned observation doubles the time until the next is abandoned, so
-/// a disk that hangs for a day holds about ten threads.
+/// Observes one store, by one observation at a time that is not abandoned, each on a separate
+/// thread. An observation that hangs for a minute is abandoned, and another begins: the path may
+/// lead to another disk by now, while the thread waits for the former disk. Each abandoned
+/// observation doubles the time until the next is abandoned, so a disk that hangs for a day holds
+/// about ten threads.
 pub(crate) struct Observer {
     access: Arc<StoreAccess>,
     /// Returns the state of the store. May wait without a limit.

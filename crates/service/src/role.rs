@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 
-/// The permission to use the service. Each role includes the roles before it.
+/// The permission to use the service. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Reads health, metrics, statistics and configuration.

@@ -16,19 +16,19 @@ use utoipa::ToSchema;
 pub(crate) struct ScrubProgress {
     /// `idle` if the service has not scrubbed the store, `running`, `finished`, or `failed`.
     state: &'static str,
-    /// Runs read.
+    /// Number of runs read so far.
     runs: u64,
-    /// Runs to read.
+    /// Number of runs that the scrub reads in all.
     runs_total: u64,
-    /// Pages of these runs.
+    /// Number of pages of the runs read so far.
     pages: u64,
-    /// Bytes of these runs.
+    /// Bytes of the runs read so far.
     bytes: u64,
     /// Pages that failed verification, at most 10,000.
     damaged_pages: usize,
     /// Pages removed: the damaged pages, and in chained scopes the pages after them.
     removed_pages: u64,
-    /// Duration so far.
+    /// Duration of the scrub so far, in seconds.
     seconds: f64,
     /// Why the scrub failed.
     problem: Option<Problem>,
@@ -120,7 +120,7 @@ struct Thread {
     store: String,
     progress: Arc<Mutex<HashMap<String, ScrubProgress>>>,
     stopped: Arc<AtomicBool>,
-    /// Whether the end of the scrub is shown, or is about to be shown.
+    /// Whether `progress` says that the scrub has ended, or `run` is about to set it so.
     is_ended: bool,
 }
 

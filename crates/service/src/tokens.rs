@@ -18,7 +18,8 @@ const TOKENS_MAX: usize = 64;
 const TOKEN_CHARS_MIN: usize = 24;
 /// Maximum characters of a token.
 const TOKEN_CHARS_MAX: usize = 256;
-/// Context of the digests, so that a digest serves no other purpose.
+/// Context string of BLAKE3's key derivation, by which tokens are hashed: digests with another
+/// context are different.
 const CONTEXT: &str = "ritornello 2026 service token v1";
 
 /// The tokens of a service. Holds digests only.

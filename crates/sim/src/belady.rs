@@ -71,7 +71,8 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
     Ok(counts)
 }
 
-/// Returns, for every reference, the next request that contains the block.
+/// Returns, for every block reference of the trace, the next request that contains the same block,
+/// or [`NEVER`].
 fn next_uses(trace: &Trace) -> Vec<u32> {
     let mut next = vec![NEVER; trace.references()];
     let mut seen = vec![NEVER; trace.footprint()];

@@ -58,7 +58,8 @@ pub struct ReplayCounts {
     pub hits: u64,
     /// Blocks written in the whole replay.
     pub admitted: u64,
-    /// Blocks that found no space in the whole replay.
+    /// Blocks that were not written in the whole replay, because the policy freed no space for
+    /// them.
     pub refused: u64,
     /// Bytes written for the admitted blocks: pages, padding, and run headers, which Belady's bound
     /// does not have.
@@ -87,11 +88,12 @@ impl ReplayCounts {
 /// Replays `trace` through `policy`, which must be empty. `progress` periodically receives the
 /// number of completed requests.
 ///
-/// A request reads its leading stored blocks and puts its missing blocks. The policy receives `hit`
-/// for the blocks read, `demanded` for all blocks, `victims` until there is space, `shrink` or
-/// `remove` for each victim, and `admit` for each new run. Runs are formed as in a store on one
-/// volume. The runs that hold the request's leading stored blocks are not evicted during the
-/// request. A run that finds no space is refused, and so are all later runs of the request.
+/// A request reads its leading stored blocks and puts its missing blocks. The policy receives the
+/// calls of [`Eviction`]: `hit` for the blocks read, `demanded` for all blocks, `victims` until the
+/// missing blocks fit, `shrink` or `remove` for each victim, and `admit` for each new run. Runs are
+/// formed as in a store on one volume. The runs that hold the request's leading stored blocks are
+/// not evicted during the request. A run that finds no space is refused, and so are all later runs
+/// of the request.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated; `Fatal` if the policy violates its contract.

@@ -65,7 +65,7 @@ pub struct Row {
     pub hit_rate: f64,
     /// Blocks written.
     pub blocks_written: u64,
-    /// Blocks that found no space.
+    /// Blocks that were not written, because the policy freed no space for them.
     pub blocks_refused: u64,
     /// Blocks written per distinct block of the trace.
     pub writes_per_unique: f64,

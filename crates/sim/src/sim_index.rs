@@ -18,7 +18,7 @@ pub(crate) struct SimIndex<'t> {
     trace: &'t Trace,
     /// For every block: its run, or [`NONE`] if the block is not stored, and its page in the run.
     locations: Vec<(u32, u32)>,
-    /// For every block: the number of runs that follow it.
+    /// For every block: the number of runs whose first block directly follows it.
     children: Vec<u32>,
     /// Runs by number; numbers are not reused.
     runs: Vec<Run>,

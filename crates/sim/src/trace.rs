@@ -43,7 +43,7 @@ impl Trace {
         self.ends.len()
     }
 
-    /// Number of block references in all requests.
+    /// Number of block references: the sum of the numbers of blocks of all requests.
     #[must_use]
     pub fn references(&self) -> usize {
         self.blocks.len()
@@ -76,13 +76,13 @@ impl Trace {
         &self.blocks[self.span(at)]
     }
 
-    /// The range of request `at` among all references.
+    /// The range of request `at` in [`Self::blocks`].
     pub(crate) fn span(&self, at: usize) -> Range<usize> {
         let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[at]
     }
 
-    /// All references, request after request.
+    /// The blocks of all requests, request after request.
     pub(crate) fn blocks(&self) -> &[u32] {
         &self.blocks
     }

@@ -10,7 +10,7 @@ use prometheus_client::registry::{Registry, Unit};
 use std::collections::HashMap;
 use std::fmt;
 
-/// Characters of the digest in a label value.
+/// Number of characters of the digest that replaces the end of a long label value.
 const DIGEST_CHARS: usize = 16;
 
 /// The first part of the names of all families.

@@ -17,7 +17,7 @@ use axum::http::StatusCode;
 use families::{Families, Rows};
 use ritornello_node::Observed;
 
-/// The type of the text.
+/// The media type of the metrics text.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Returns the metrics of stores.

@@ -4,7 +4,8 @@ use super::families::{Definition, Rows, label};
 use super::{names, scope_labels};
 use ritornello_store::CatalogStats;
 
-/// Counters of the owner that are one series each.
+/// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
+/// metric.
 const COUNTERS: [(&str, &Definition); 26] = [
     ("probes", &names::PROBES),
     ("present_pages", &names::PRESENT_PAGES),
@@ -34,9 +35,9 @@ const COUNTERS: [(&str, &Definition); 26] = [
     ("stored_pages", &names::STORED_PAGES),
 ];
 
-/// Counters of refused pages, and the reason of each. The reasons are the words of
-/// `Refusal::word` (crates/store/src/catalog/types.rs); the owner counts `no_space` and `deadline`
-/// together.
+/// The owner's counters of refused pages, and the value of the label `reason` for each. The reasons
+/// are the words of `Refusal::word` (crates/store/src/catalog/types.rs); the owner counts
+/// `no_space` and `deadline` together.
 const REFUSALS: [(&str, &str); 7] = [
     ("refused_space", "no_space"),
     ("refused_metadata", "metadata"),

@@ -1,4 +1,5 @@
-//! The series of scopes: of the largest, and of `other`.
+//! The series of scopes: one for each of the largest scopes, and one, `other`, for the sum of the
+//! remaining scopes.
 
 use super::families::{Rows, label};
 use super::names;

@@ -24,7 +24,8 @@ fn samples<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.lines().filter(begins).collect()
 }
 
-/// The full names of the metrics in the table of `docs/service.md`.
+/// The names of the metrics in the table of `docs/service.md`, with unit and suffix and without
+/// `ritornello_`.
 fn documented() -> BTreeSet<&'static str> {
     let document = include_str!("../../../../docs/service.md");
     let rows = document.lines().filter_map(|line| line.strip_prefix("| `ritornello_"));

@@ -23,11 +23,12 @@ pub(super) struct Config {
 /// The configuration of the service.
 #[derive(Serialize, ToSchema)]
 struct ServiceConfig {
-    /// The build.
+    /// Version of the service's build.
     version: &'static str,
     /// The address on which the service listens.
     address: String,
-    /// Host names and addresses from the settings, besides `localhost` and the address.
+    /// Host names and addresses, besides `localhost` and the address of the service, under which
+    /// clients may reach the service.
     host_names: Vec<String>,
     /// Whether the service has a token file.
     has_tokens: bool,

@@ -18,10 +18,10 @@ pub(super) struct FlushRequest {
     store: Option<String>,
 }
 
-/// The end of a flush.
+/// The result of a flush that has ended.
 #[derive(Serialize, ToSchema)]
 pub(super) struct FlushAnswer {
-    /// Duration of the flush.
+    /// Duration of the flush in seconds.
     seconds: f64,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct ScopeRequest {
     /// Maximum bytes on disk of retained pages, at most the quota
     #[serde(default, deserialize_with = "byte_count")]
     retained_bytes: Option<u64>,
-    /// Codec of pages that are put
+    /// Codec with which puts encode the scope's pages
     #[schema(pattern = "^(raw|split|zstd|int8|int4)$")]
     codec: Option<String>,
     /// Drop the scope with all its pages; excludes all settings

@@ -27,7 +27,8 @@ struct StoreScopes {
     state: &'static str,
     /// Number of all registered scopes; null if it is unknown.
     scopes_total: Option<u64>,
-    /// At most 16 scopes: with most bytes, or without an owner the first registered.
+    /// At most 16 scopes: the largest by bytes on disk, or, without an owner, the first that were
+    /// registered.
     scopes: Vec<ScopeEntry>,
 }
 
@@ -38,7 +39,7 @@ struct ScopeEntry {
     id: String,
     /// The model that the scope names.
     model: String,
-    /// Codec of pages that are put.
+    /// Codec with which puts encode the scope's pages.
     codec: Option<String>,
     /// Number of pages.
     pages: Option<u64>,

@@ -58,8 +58,8 @@ impl Default for MultiRoundQa {
             question_tokens: 20,
             answer_tokens: 100,
             jitter: 0.5,
-            // With this number of requests, the concurrent users use a little more than 10 % of all
-            // blocks at any time.
+            // With this number of requests, the concurrent users use a little more than 10 % of the
+            // trace's distinct blocks at any time.
             requests: 14_000,
             block_tokens: 64,
             seed: 0,
@@ -106,8 +106,8 @@ impl MultiRoundQa {
         let mut builder = TraceBuilder::new(format!("multi-round-qa-{}", self.history_tokens));
         let pause = f64::from(self.users) / self.qps;
         let join = pause * f64::from(self.rounds - 1) / f64::from(self.users);
-        // The users are ordered by time, then by number. Times are not negative, so their bits sort
-        // like the times.
+        // The users are ordered by the time of their next question, then by number. Times are not
+        // negative, so their bits sort like the times.
         let mut waiting = BinaryHeap::new();
         let mut users = Vec::new();
         for number in 0..self.users {

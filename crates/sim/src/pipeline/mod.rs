@@ -22,7 +22,8 @@ pub const HALF_RATE_TOKENS_MAX: f64 = 8192.0;
 /// `f64`.
 const CROSSOVER_STEPS: usize = 60;
 
-/// The properties of a model that determine the time to compute and the bytes to load.
+/// The properties of a language model that determine the time to compute its tokens and the bytes
+/// to load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ModelShape {
     /// Number of layers.
@@ -66,7 +67,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The published rates of two drives and of the link of an H100.
+    /// The published rates of two drives and of the link of an H100: see `docs/gpu-model.md`.
     pub const PUBLISHED: Self = Self { link: 50e9, disk: 25.9e9, copies: 11.9e9 };
 }
 
@@ -101,7 +102,7 @@ impl Medium {
         }
     }
 
-    /// Returns the transfer at the rates of a machine.
+    /// Returns how pages from this medium reach the device of a machine with these rates.
     #[must_use]
     pub fn transfer(self, rates: &Rates) -> Transfer {
         let rate = match self {
@@ -126,8 +127,8 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// The published prices: 5 for the device, 0.0088 per GB of 256 GB of host memory, 0.000082 per
-    /// GB of 14 TB of disks.
+    /// The published prices (see `docs/gpu-model.md`): 5 for the device, 0.0088 per GB of 256 GB of
+    /// host memory, 0.000082 per GB of 14 TB of disks.
     pub const PUBLISHED: Self = Self { gpu: 5.0, dram: 256.0 * 0.0088, ssd: 14_000.0 * 0.000_082 };
 
     /// Returns the price of the parts that a medium uses. All but the GPU-issued path use host
@@ -158,10 +159,10 @@ pub struct Outcome {
     pub bubble: f64,
 }
 
-/// A model on a device.
+/// A language model on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prefill {
-    /// The model.
+    /// The properties of the language model.
     pub shape: ModelShape,
     /// Operations per second that long prompts reach.
     pub flops: f64,
@@ -170,8 +171,8 @@ pub struct Prefill {
 }
 
 impl Prefill {
-    /// Llama-3-8B on the published device. `flops` and `half_rate_tokens` are fitted to published
-    /// results.
+    /// Llama-3-8B on the device of the published figures. `flops` and `half_rate_tokens` are fitted
+    /// to published results: see `published.rs`.
     pub const PUBLISHED: Self =
         Self { shape: ModelShape::LLAMA3_8B, flops: 374e12, half_rate_tokens: 440.0 };
 

@@ -9,9 +9,11 @@ use serde::Serialize;
 const K: f64 = 1024.0;
 /// Rate of the two drives by their data sheets, in bytes per second.
 const DRIVES: f64 = 29e9;
-/// Rate of plain files on an SSD, fitted to the published time, in bytes per second.
+/// Rate of plain files on an SSD, in bytes per second: fitted to the published TTFT of the row
+/// `TTFT, SSD`.
 const FILES: f64 = 3.4e9;
-/// Assumed hit rates of the published mean. Each hit rate has half the misses of the one before.
+/// The hit rates over which the published mean bubble is assumed to be computed. Each hit rate has
+/// half the misses of the one before.
 pub(super) const ASSUMED_HIT_RATES: [f64; 6] = [0.5, 0.75, 0.875, 0.9375, 0.968_75, 0.984_375];
 
 /// A published figure, and the figure of the model.
