@@ -29,8 +29,8 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// Sustained rate of requests that are served, per second: of each token of the token file, and of
 /// all senders without such a token together.
 pub(crate) const REQUESTS_PER_SECOND: u32 = 100;
-/// Maximum number of requests that are served immediately, above [`REQUESTS_PER_SECOND`], after a
-/// time with fewer requests.
+/// Maximum number of requests that are served immediately after a pause: the size of the bucket of
+/// [`RateLimit`](crate::rate::RateLimit).
 pub(crate) const REQUESTS_BURST: u32 = 200;
 
 /// Maximum time that a request waits for an observation.

@@ -34,7 +34,7 @@ const WRITE_THROUGH_LEVEL: f64 = 0.25;
 /// Maximum pages in a ghost list, which takes less than 32 MiB of memory.
 pub const GHOST_PAGES_MAX: usize = 1 << 20;
 
-/// How pages are admitted.
+/// Which pages of a put are admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AdmissionMode {
     /// Write-through while the bucket of the write budget is more than a quarter full, or without a
@@ -134,8 +134,8 @@ pub struct AdmissionDecision {
     pub refused: Option<AdmissionRefusal>,
 }
 
-/// Decides on admission. [`Admission::decide`] takes `now`, the time since a fixed moment. The
-/// bucket does not fill while `now` is earlier than in a previous call.
+/// Decides which pages of a put may be written. [`Admission::decide`] takes `now`, the time since a
+/// fixed moment. The bucket does not fill while `now` is earlier than in a previous call.
 #[derive(Debug)]
 pub struct Admission {
     mode: AdmissionMode,

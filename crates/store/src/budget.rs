@@ -8,16 +8,17 @@ pub(crate) const REGISTRY_DEAD_BYTES: u64 = 64 << 10;
 /// Bytes set aside for the manifest, the reservation log, lock and client files, and for the scope
 /// registry's files as long as the records of live scopes take at most [`REGISTRY_MIN`].
 const FIXED_METADATA: u64 = 1 << 20;
-/// The records of live scopes take at most 1/`REGISTRY_SHARE` of the capacity, within
-/// [`REGISTRY_MIN`] and [`REGISTRY_MAX`].
+/// The limit for the registry's records of live scopes is 1/`REGISTRY_SHARE` of the capacity, but
+/// at least [`REGISTRY_MIN`] and at most [`REGISTRY_MAX`].
 const REGISTRY_SHARE: u64 = 4096;
-/// Minimum bytes of the records of live scopes: 512 bytes for each of 512 scopes.
+/// The smallest limit for the records of live scopes, in bytes: 512 bytes for each of 512 scopes.
 const REGISTRY_MIN: u64 = 256 << 10;
-/// Maximum bytes of the records of live scopes: 512 bytes for each of the maximum of 65,536 scopes.
+/// The largest limit for the records of live scopes, in bytes: 512 bytes for each of 65,536 scopes,
+/// the maximum number.
 const REGISTRY_MAX: u64 = 32 << 20;
 /// The index takes at most 1/`INDEX_SHARE` of the capacity, or [`INDEX_MIN`] if that is more.
 const INDEX_SHARE: u64 = 32;
-/// Minimum bytes of the index's share.
+/// The smallest limit for the index, in bytes.
 const INDEX_MIN: u64 = 1 << 20;
 /// Minimum bytes that a growing store leaves free in its file system; 2 % of the file system's size
 /// if that is less.
@@ -39,7 +40,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Divides `capacity`.
+    /// Divides `capacity` between whole segments of `segment_bytes` and the metadata.
     ///
     /// # Errors
     /// `Invalid` if the capacity does not hold two segments and their metadata; the error names a
@@ -77,9 +78,9 @@ impl Budget {
         Ok(Self { capacity, segment_bytes, segments_max, index_bytes, registry_bytes })
     }
 
-    /// Returns the maximum segments of each directory. `existing` has the current number of
-    /// segments per directory, or `None` for a directory that must become empty. The division is as
-    /// even as possible. If the store has fewer than `segments_max` segments, no directory loses
+    /// Returns the maximum number of segments of each directory. `existing` has the current number
+    /// of segments per directory, or `None` for a directory that must become empty. The division is
+    /// as even as possible. If the store has fewer than `segments_max` segments, no directory loses
     /// segments and the smallest directories grow; if it has more, the largest directories shrink.
     #[must_use]
     pub fn shares(&self, existing: &[Option<u32>]) -> Vec<u32> {
@@ -113,7 +114,7 @@ impl Budget {
         shares
     }
 
-    /// Bytes that growth leaves free on a file system of `total` bytes.
+    /// Bytes that a growing store leaves free on a file system of `total` bytes.
     #[must_use]
     pub fn floor(total: u64) -> u64 {
         FLOOR.min(total / 50)

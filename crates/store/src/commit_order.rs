@@ -38,7 +38,7 @@ impl CommitOrder {
         CommitTurn { order: self, number }
     }
 
-    /// The result of all parts.
+    /// The sum of the results of all parts.
     ///
     /// # Errors
     /// Returns the error of the first part that failed.

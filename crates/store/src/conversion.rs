@@ -42,7 +42,7 @@ pub struct Conversion {
     pub disk_bytes: u64,
     /// Memory of the new index after the conversion.
     pub memory_bytes: u64,
-    /// Duration.
+    /// Duration of the conversion in seconds.
     pub seconds: f64,
 }
 
@@ -70,7 +70,7 @@ pub fn convert_index(
     convert(&medium, &directory, &mut manifest, to, index_memory, progress)
 }
 
-/// Like [`convert_index`], with a known manifest, which is updated.
+/// Like [`convert_index`], for a store whose `manifest` the caller has read. Updates `manifest`.
 pub(crate) fn convert(
     medium: &Arc<dyn Medium>,
     directory: &Directory,

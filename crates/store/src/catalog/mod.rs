@@ -120,7 +120,8 @@ pub trait Catalog: Send + Sync {
         }
     }
 
-    /// Reserves space for the missing pages.
+    /// Reserves space for the pages of `keys` that are not stored. `parent` is the key of the page
+    /// before the first page, if it is known.
     ///
     /// # Errors
     /// `Invalid` for duplicate or too many keys, or impossible page lengths; `Retry` if there are
@@ -137,8 +138,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Reserved(reserved) => reserved)
     }
 
-    /// Makes runs visible. `written` has one entry per reserved run: its header checksum, or `None`
-    /// if it could not be written.
+    /// Makes the written runs of a reservation visible. `written` has one entry per reserved run:
+    /// its header checksum, or `None` if it could not be written.
     ///
     /// # Errors
     /// `Retry` if the reservation is unknown; `Invalid` if it is another client's; file-system

@@ -10,8 +10,8 @@ use super::types::LeaseNumber;
 use crate::permissions::ClientCall;
 use std::time::Duration;
 
-/// How a request is sent: its time limit, whether it is repeated, its result without an answer, and
-/// whether an operator may deny it.
+/// How a request is sent: its time limit, whether it is repeated, its result if the owner does not
+/// answer, and whether an operator may deny it to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallRule {
     /// The event that the owner may wait for before it answers.
@@ -20,7 +20,7 @@ pub struct CallRule {
     pub reservation: Reservation,
     /// Whether the response acknowledges changes that are not durable yet, or makes them durable.
     pub effect: Effect,
-    /// The result while the owner is silent or reopens the store.
+    /// The result of the call while the owner is silent or reopens the store.
     pub unanswered: Unanswered,
     /// Whether a client waits for a response.
     pub has_response: bool,
@@ -61,9 +61,9 @@ pub enum Reservation {
 /// Whether a response acknowledges changes that are not durable yet, or makes them durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Acknowledges no change that a flush must cover.
+    /// Acknowledges no change that a later flush must make durable.
     Nothing,
-    /// May acknowledge a put or delete that no flush has covered.
+    /// May acknowledge a put or delete that is not durable before the next flush.
     Acknowledges,
     /// Makes durable everything that the same owner acknowledged before.
     Flushes,

@@ -31,7 +31,7 @@ pub const LEASE_PAGES_MAX: usize = 1 << 22;
 /// expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leased {
-    /// Leading pages that are present and leased.
+    /// Number of leading pages that are present and leased.
     pub pages: usize,
     /// Lease on these pages (for a single unchained scope, on all pages present); the null lease if
     /// no page is leased.
@@ -79,7 +79,7 @@ pub struct ScopeListing {
 pub struct KeyListing {
     /// The keys, run by run, oldest run first.
     pub keys: Vec<Vec<u8>>,
-    /// Generation of the last run examined; zero if no run follows.
+    /// Generation of the last run examined, for `after` of the next call; zero if no run follows.
     pub last: u64,
 }
 
@@ -94,13 +94,13 @@ pub struct ReservedRun {
     pub pages: u32,
 }
 
-/// The parameters of a put besides its keys.
+/// The parameters of a reservation besides its scope, keys and parent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReserveRequest {
     /// Units of each page on disk, one entry per key; empty for unencoded pages. All pages of a run
     /// take the units of its longest page.
     pub page_units: Vec<u32>,
-    /// Slices per page; zero means one.
+    /// Number of slices of each page; zero means one.
     pub slices_per_page: u16,
     /// Seconds since 1970 until which eviction skips the pages, including pages already stored: see
     /// [`crate::PutOptions::retain_until`]. Zero for no retention.
@@ -112,7 +112,7 @@ pub struct ReserveRequest {
     pub flushed_later: bool,
 }
 
-/// Space for the missing pages of a put.
+/// Space for the pages of a put that are not stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserved {
     /// Number of the reservation, to commit or abort; zero if `runs` is empty.
@@ -122,7 +122,7 @@ pub struct Reserved {
     /// Runs in key order. A key that is in no run is stored already, or is refused, or follows a
     /// refused key.
     pub runs: Vec<ReservedRun>,
-    /// Leading pages that were stored when the call was made.
+    /// Number of leading pages that were stored already when the space was reserved.
     pub present: usize,
     /// Why some pages got no space; `None` if no page was refused.
     pub refused: Option<Refusal>,
@@ -133,7 +133,7 @@ pub struct Reserved {
 /// The result of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committed {
-    /// Leading pages of the put that are stored.
+    /// Number of leading pages of the put that are stored after the commit.
     pub stored: usize,
     /// The reason why the index refused written runs. `None` if runs are invisible for another
     /// reason: another put has stored their pages, or the pages that they follow were removed.

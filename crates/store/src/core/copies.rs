@@ -25,7 +25,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum time that closing waits for copies.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The copies in the volumes.
+/// The copies of the manifest and the scope registry in the volumes.
 #[derive(Default)]
 pub(crate) struct Copies {
     progress: Arc<Progress>,
@@ -51,10 +51,11 @@ struct VolumeCopy {
     failed: bool,
 }
 
-/// The contents of a copy.
+/// Identifies the contents of a copy: the manifest, and the state of the scope registry.
 #[derive(Clone)]
 struct Version {
     manifest: Arc<Manifest>,
+    /// The number of changes of the registry by this owner, see
     /// [`Scopes::changes`](super::scopes::Scopes::changes).
     scopes: u64,
 }

@@ -25,9 +25,10 @@ const VOLUME_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct DiskCalls {
     /// Counts the calls that change the store's files: each call holds a clone.
     writing: Arc<()>,
-    /// Calls that were given up, by volume.
+    /// The last call on each volume that its caller gave up; the call may still run.
     given_up: Mutex<BTreeMap<u8, Weak<()>>>,
-    /// Destinations of copies that were given up: the disk may write to them until the calls end.
+    /// Destinations of copies of runs that were given up: the disk may write to these extents until
+    /// the calls end.
     copies: Mutex<Vec<(Weak<()>, Vec<Extent>)>>,
 }
 
@@ -93,8 +94,9 @@ impl StoreCore {
             .unwrap_or_else(|| Err(stalled()))
     }
 
-    /// Copies a run. Gives up when a volume of `from` or `to` has stalled, and returns `None`: the
-    /// extents of `to` are freed after the copy has ended.
+    /// Copies a run from the place `from` to the place `to`. Gives up when a volume of `from` or
+    /// `to` has stalled, and returns `None`: the extents of `to` are freed after the copy has
+    /// ended.
     pub(super) fn copy_stored(
         &self,
         from: &Place,
@@ -126,7 +128,7 @@ impl StoreCore {
         copied
     }
 
-    /// Frees the destinations of copies that were given up and have ended.
+    /// Frees the destinations of copies of runs that were given up and have ended.
     pub(super) fn free_given_up_copies(&self) {
         let mut copies = self.disk_calls.copies.lock();
         if copies.is_empty() {

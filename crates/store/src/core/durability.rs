@@ -6,9 +6,9 @@ use crate::options::Durability;
 use ritornello_format::{Error, Result, SegmentId};
 use std::time::{Duration, Instant};
 
-/// Maximum time that a sync waits for earlier syncs.
+/// Maximum time that [`StoreCore::make_durable`] waits for earlier sync rounds.
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
-/// Maximum time that the sync of moved runs waits for a disk.
+/// Maximum time that [`StoreCore::sync_copies`] waits for earlier sync rounds and for the disk.
 const COPY_SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time that a background thread waits for a sync before it continues with other work.
 pub(super) const BACKGROUND_SYNC_TIMEOUT: Duration = Duration::from_secs(10);

@@ -96,7 +96,7 @@ impl StoreCore {
         self.lifecycle.rounds.on_poison(callback);
     }
 
-    /// Adds to the count of reopenings by this process.
+    /// Adds `times` to the counter of how often this process reopened the store after a failure.
     pub fn note_reopenings(&self, times: u64) {
         self.counters.reopenings.add(times);
     }
@@ -155,7 +155,7 @@ impl StoreCore {
         self.close_within(CLOSE_TIMEOUT)
     }
 
-    /// Like [`StoreCore::close`], with another maximum time.
+    /// Like [`StoreCore::close`], but waits at most `timeout` for threads and syncs.
     ///
     /// # Errors
     /// Errors of [`StoreCore::close`].

@@ -16,10 +16,10 @@ use std::time::Duration;
 
 /// Interval of checks for absent volumes and segments.
 pub(crate) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum reasons that [`Absence::describe`] reports.
+/// Maximum number of absent volumes and segments whose reasons [`Absence::describe`] reports.
 const REASONS_MAX: usize = 64;
 
-/// Absent volumes and segments, with the reasons.
+/// The absent volumes and segments, each with the reason why it is absent.
 #[derive(Debug, Default)]
 pub(crate) struct Absence {
     volumes: BTreeMap<u8, String>,
@@ -31,7 +31,8 @@ pub(crate) struct Absence {
 }
 
 impl Absence {
-    /// Returns the volumes of `manifest` that `found` reports as absent.
+    /// Returns the volumes of `manifest` that are absent according to `found`, the state of each
+    /// volume.
     pub(crate) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
         let mut absence = Self::default();
         for (number, at) in (0..=u8::MAX).zip(found) {

@@ -33,9 +33,10 @@ impl StoreCore {
         self.reattach(false)
     }
 
-    /// Reattaches absent space. If `searching` is set, also reattaches the volumes that a restore
-    /// left out. Until [`StoreCore::end_search`], no put gets space on such a volume, and the
-    /// volume's segments are not removed.
+    /// Reattaches absent space. If `searching` is set, also reattaches the volumes whose segments
+    /// `paths restore` has not searched for runs, because the volumes were absent. Until
+    /// [`StoreCore::end_search`], no put gets space on such a volume, and the volume's segments are
+    /// not removed.
     ///
     /// # Errors
     /// Errors of [`StoreCore::reattach_absent`].
@@ -113,9 +114,9 @@ impl StoreCore {
         self.make_durable_in_background()
     }
 
-    /// Ends the search of the volumes that a restore left out, except the volumes in `failed`:
-    /// puts may then use the searched volumes, and segments beyond a volume's share of the capacity
-    /// are emptied.
+    /// Records that the volumes that `paths restore` left out have been searched for runs, except
+    /// the volumes in `failed`: puts may then use the searched volumes, and segments beyond a
+    /// volume's share of the capacity are emptied.
     ///
     /// # Errors
     /// `Retry` if another change of the capacity or directories, or the creation of a segment, has

@@ -43,19 +43,19 @@ impl PutAdmission {
     }
 }
 
-/// The part of a put that quota and admission allow.
+/// The part of a put that the scope's quota and admission allow.
 pub(crate) struct Admitted {
-    /// One past the last key that may be placed.
+    /// Position after the last key for whose page space may be allocated.
     pub(crate) end: usize,
-    /// Why the missing pages at `end` and after it may not be placed, if there are any.
+    /// Why the missing pages at `end` and after it get no space; `None` if there are no such pages.
     pub(crate) refused: Option<Refusal>,
-    /// Missing pages before `end`.
+    /// Number of missing pages before `end`.
     pages: usize,
-    /// Missing pages at `end` and after it.
+    /// Number of missing pages at `end` and after it.
     behind: usize,
-    /// Units of the longest page.
+    /// Units of the longest page of the put.
     page_units: u32,
-    /// Bytes charged to the write budget.
+    /// Bytes charged to the write budget for the admitted pages.
     charged: u64,
 }
 
@@ -67,7 +67,8 @@ impl Admitted {
 }
 
 impl StoreCore {
-    /// Applies the quota, then admission, and charges the write budget.
+    /// Applies the scope's quota, then admission, to the missing pages of a put, and charges the
+    /// write budget for the admitted pages.
     pub(crate) fn admit(
         &self,
         scope: ScopeRef,

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Minimum interval between log lines about the memory ceiling.
 const LOG_INTERVAL: Duration = Duration::from_secs(3600);
-/// A pass evicts 1/`EVICTED_SHARE` of the index.
+/// One pass of [`StoreCore::maintain_index_memory`] evicts 1/`EVICTED_SHARE` of the index, by
+/// memory.
 const EVICTED_SHARE: u64 = 16;
 
 /// Refusals of the index at its memory ceiling.
@@ -32,7 +33,8 @@ impl IndexMemory {
 }
 
 impl StoreCore {
-    /// Returns whether the index has memory for a run. Schedules an eviction if it has none.
+    /// Returns whether the index has memory for a run of `pages`. Schedules an eviction if it has
+    /// none.
     pub(crate) fn index_takes(&self, pages: &[PageHash]) -> bool {
         if self.index.has_memory_for(pages) {
             return true;
@@ -55,7 +57,7 @@ impl StoreCore {
         false
     }
 
-    /// Evicts a part of the index if the index refused a run since the last call.
+    /// Evicts 1/[`EVICTED_SHARE`] of the index if the index refused a run since the last call.
     pub(crate) fn maintain_index_memory(&self) {
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.index_memory.is_full) {

@@ -22,12 +22,13 @@ use std::time::Instant;
 pub(crate) struct QuotaBuilds {
     /// Locked while a policy is built or dropped. Precedes the core state's lock in the lock order.
     one_at_a_time: Mutex<()>,
-    /// Signals that a policy is complete, or removed.
+    /// Signals that the build of a policy has ended, or that a policy was removed.
     ended: Condvar,
 }
 
 impl State {
-    /// Returns the units of a scope: stored, promised and reserved.
+    /// Returns the units of a scope: of stored runs, promised to puts (see
+    /// [`StoreCore::make_quota_space`]), and reserved.
     fn units_of_scope(&self, slot: ScopeSlot) -> u64 {
         self.residents.usage.units(slot) + self.reservations.units_of_scope(slot)
     }
@@ -147,7 +148,7 @@ impl StoreCore {
         retaining.into_iter().for_each(|slot| self.trim_retention(slot));
     }
 
-    /// The scopes that hold most units.
+    /// The largest scopes by the units that they hold, at most [`SCOPES_SHOWN`].
     pub(crate) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
         let shown = state.residents.usage.largest(SCOPES_SHOWN).into_iter();
         shown

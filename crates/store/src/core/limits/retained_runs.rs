@@ -32,7 +32,7 @@ pub(crate) struct Retention {
     pub(super) clock: StoreClock,
     runs: HashMap<RunId, Retained>,
     ends: BTreeSet<End>,
-    /// Retained units, and the ends of the retentions, by scope.
+    /// For each scope, its retained units, and the ends of its retentions.
     scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
     units: u64,
     order: u64,
@@ -86,7 +86,7 @@ impl Retention {
         self.runs.get(&run).map(|held| held.end)
     }
 
-    /// Retains a run until `end`, also if it was retained until another time.
+    /// Retains a run until `end`, which replaces the end of an earlier retention of the run.
     pub(super) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
         self.release(run);
         self.order += 1;

@@ -20,12 +20,14 @@ use ritornello_index::RunId;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// By default a scope retains at most 1/`DEFAULT_SHARE` of its quota, or of the store.
+/// By default a scope retains at most 1/`DEFAULT_SHARE` of its quota, or, without a quota, of the
+/// store's capacity.
 const DEFAULT_SHARE: u64 = 4;
-/// All scopes together retain at most 1/`STORE_SHARE` of the store, independently of their
-/// settings, so that eviction finds victims among the other pages.
+/// All scopes together retain at most 1/`STORE_SHARE` of the store's capacity, independently of
+/// their settings, so that eviction finds victims among the other pages.
 const STORE_SHARE: u64 = 2;
-/// Interval of durable clock records while runs are retained.
+/// Interval at which the time of the store's clock is recorded in the index while runs are
+/// retained.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
 
 impl StoreCore {
@@ -125,8 +127,8 @@ impl StoreCore {
         });
     }
 
-    /// Releases retentions that have ended, records the clock, and releases retentions above the
-    /// limit of the store, which a smaller capacity may have lowered.
+    /// Releases retentions that have ended, records the time of the store's clock in the index, and
+    /// releases retentions above the limit of the store, which a smaller capacity may have lowered.
     pub(crate) fn maintain_retention(&self) {
         let now = self.state.lock().residents.retention.clock.now();
         self.state.in_steps(|state| {

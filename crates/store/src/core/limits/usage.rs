@@ -17,7 +17,7 @@ struct Holding {
     pages: u64,
     /// Units promised to puts that have no reservation yet.
     promised: u64,
-    /// The scope's own policy, if it has a quota.
+    /// The scope's own eviction policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
     /// Runs that were added, linked, used or shortened since the build of the policy began; `None`
     /// while no policy is being built. At its end, the build adds these runs again, in this order,
@@ -38,7 +38,8 @@ impl Holding {
 }
 
 impl Usage {
-    /// Creates the table with an empty policy for each scope in `limited`: the scopes with a quota.
+    /// Creates the table with an empty eviction policy for each scope in `limited`: the scopes with
+    /// a quota.
     pub(crate) fn new(limited: Vec<ScopeSlot>) -> Self {
         let eviction = || Some(PolicyKind::Lru.build());
         let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });
@@ -102,7 +103,7 @@ impl Usage {
         self.scopes.remove(&slot);
     }
 
-    /// Pages and units of a scope.
+    /// The numbers of pages and units that a scope holds.
     pub(crate) fn held(&self, slot: ScopeSlot) -> (u64, u64) {
         self.scopes.get(&slot).map_or((0, 0), |holding| (holding.pages, holding.units))
     }
@@ -113,7 +114,7 @@ impl Usage {
         held.is_none_or(|held| held.pages == 0 && held.units == 0 && held.promised == 0)
     }
 
-    /// The policy of a scope with a quota.
+    /// The eviction policy of a scope with a quota.
     pub(crate) fn eviction(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
         self.scopes.get_mut(&slot)?.eviction.as_mut()
     }
@@ -122,7 +123,7 @@ impl Usage {
         self.scopes.get_mut(&slot)?.eviction.take()
     }
 
-    /// Whether the scope's policy knows all runs of the scope.
+    /// Whether the scope has its own eviction policy, and the policy knows all runs of the scope.
     pub(super) fn is_built(&self, slot: ScopeSlot) -> bool {
         self.scopes.get(&slot).is_some_and(|held| held.eviction.is_some() && held.pending.is_none())
     }
@@ -143,7 +144,8 @@ impl Usage {
         }
     }
 
-    /// The scopes that hold most units, at most `count`, with their pages and units.
+    /// The `count` largest scopes by the units that they hold, with the numbers of their pages and
+    /// units.
     pub(super) fn largest(&self, count: usize) -> Vec<(ScopeSlot, u64, u64)> {
         let held = self.scopes.iter().map(|(slot, held)| (*slot, held.pages, held.units));
         let mut scopes: Vec<_> = held.collect();
@@ -156,7 +158,7 @@ impl Usage {
         scopes
     }
 
-    /// Begins to build the scope's own policy. Returns false if the policy exists.
+    /// Begins to build the scope's own eviction policy. Returns false if the scope has one.
     pub(super) fn begin_build(&mut self, slot: ScopeSlot) -> bool {
         let holding = self.scopes.entry(slot).or_default();
         let is_new = holding.eviction.is_none();
