@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The directory of the clients' lock files.
+/// Name of the subdirectory that holds the clients' lock files.
 pub(crate) const CLIENTS: &str = "clients";
 
 /// Whether this process has logged that the kernel does not report mounts.
@@ -167,7 +167,7 @@ impl NodeDirectory {
         self.identity
     }
 
-    /// The mounts when the directory was opened.
+    /// The machine's mounts, and the mount of the directory's path, when the directory was opened.
     pub(crate) fn mounts(&self) -> &Mounts {
         &self.mounts
     }
@@ -283,7 +283,8 @@ fn is_elsewhere(opened: Identity, found: io::Result<Identity>) -> io::Result<boo
     }
 }
 
-/// The error for an unusable directory, with advice.
+/// Returns the error for a store's directory on which an operation failed with `error`, with
+/// advice.
 pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
     let advice = match error.kind() {
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {

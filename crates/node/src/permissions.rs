@@ -5,7 +5,8 @@ use ritornello_store::StorePolicy;
 use ritornello_store::rule::CallRule;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The policy that this process read when it opened the store.
+/// The store's policy, as this process read it when it opened the store, for checks of clients'
+/// calls.
 #[derive(Debug, Default)]
 pub(crate) struct ClientPermissions {
     policy: StorePolicy,

@@ -15,13 +15,14 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-/// Random bytes of a name, written as hexadecimal digits.
+/// Number of random bytes of a name, which are written as hexadecimal digits.
 const NAME_BYTES: usize = 16;
 /// Maximum number of names that [`Presence::announce`] tries. A name fails if a sweep locks or
 /// removes its file after this process has created the file and before this process has locked it.
 const ATTEMPTS: u32 = 8;
 
-/// A locked name. While it exists, space that was granted under the name is withheld from others.
+/// A locked name. While it exists, space that was granted under the name is given to no other
+/// process.
 #[derive(Debug)]
 pub(crate) struct Presence {
     directory: Arc<NodeDirectory>,

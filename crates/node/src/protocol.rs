@@ -19,7 +19,7 @@ pub(crate) const OBSERVERS_SINCE: u32 = 8;
 /// A client's first message, after the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// The format version that the client writes.
+    /// The version of the store's format ([`FORMAT_VERSION`]) that the client writes.
     pub(crate) format: u32,
     /// The client's name, see [`crate::presence`]; empty for an observer ([`OBSERVERS_SINCE`]),
     /// which may send one request: `Stats`.

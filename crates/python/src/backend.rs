@@ -20,10 +20,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time for running calls to end at exit.
+/// Maximum time that the interpreter's exit waits for running calls of backends.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The running calls, and whether the interpreter is exiting.
+/// The number of running calls of all backends, and whether the interpreter is exiting.
 static CALLS: Mutex<Calls> = Mutex::new(Calls { running: 0, over: false });
 static ENDED: Condvar = Condvar::new();
 
@@ -33,7 +33,7 @@ struct Calls {
     over: bool,
 }
 
-/// A running call of a backend.
+/// A running call of a backend: counted in [`CALLS`] until it is dropped.
 struct Call;
 
 impl Call {

@@ -78,7 +78,7 @@ pub(crate) fn invalid_argument(what: &str, given: &Bound<'_, PyAny>, advice: &st
     invalid(given.py(), format!("{what} is {shown}: pass {advice}"))
 }
 
-/// Converts results of the core to Python's.
+/// Converts a `Result` of the core to a `PyResult`.
 pub(crate) trait OrRaise<T> {
     /// Returns the value, or raises the exception of the error.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;

@@ -28,7 +28,7 @@ impl LeasedPrefix {
 
 #[pymethods]
 impl LeasedPrefix {
-    /// Number of leading pages.
+    /// Number of leading pages that are stored and leased.
     #[getter]
     fn pages(&self) -> usize {
         self.pages

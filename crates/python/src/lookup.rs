@@ -22,7 +22,7 @@ impl Lookup {
     fn spans(&self) -> Vec<(&'static str, usize)> {
         self.0.spans.iter().map(|span| (tier_name(span.tier), span.pages)).collect()
     }
-    /// Number of leading pages on this machine.
+    /// Number of leading pages that tiers of this machine hold.
     #[getter]
     fn local(&self) -> usize {
         self.0.local

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::time::timeout;
 
-/// The address at which a request arrived.
+/// The service's address and port to which the connection of a request was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalAddress(pub(crate) SocketAddr);
 

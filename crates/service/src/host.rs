@@ -11,7 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 /// The host name by which a client reaches its own machine.
 const LOOPBACK_NAME: &str = "localhost";
 
-/// Names and addresses, besides those of the machine, under which clients reach the service.
+/// Names and addresses under which clients may reach the service, besides `localhost` and the
+/// address to which a connection was made.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     further: Vec<String>,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Maximum number of stores.
+/// Maximum number of stores of a service.
 pub(crate) const STORES_MAX: usize = 64;
 
 /// Maximum number of connections. A further connection displaces the oldest connection that has no
@@ -44,7 +44,7 @@ pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 
 /// Maximum number of calls of a store at a time, besides its observation and its scrub.
 pub(crate) const CALLS_MAX: usize = 8;
-/// Maximum number of keys in a lookup.
+/// Maximum number of keys in a request to `/v1/probe`.
 pub(crate) const PROBE_KEYS_MAX: usize = 4096;
 
 /// Maximum number of scopes in an answer, and of scopes with series of their own in the metrics:

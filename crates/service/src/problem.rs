@@ -1,4 +1,4 @@
-//! Errors as responses.
+//! Errors as HTTP responses.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};

@@ -1,4 +1,5 @@
-//! Scrubs on demand: one thread per store that is scrubbed.
+//! Scrubs, each of which verifies all pages of a store on request: one thread per store that is
+//! scrubbed.
 
 use crate::problem::Problem;
 use axum::http::StatusCode;

@@ -35,7 +35,8 @@ pub fn scope() -> Scope {
     Scope::opaque("node tests", PAGE, true)
 }
 
-/// Returns the keys of the leading `pages` pages of sequence `name`.
+/// Returns the keys of the leading `pages` pages of a sequence: a test's prompt, which `name`
+/// identifies.
 pub fn keys(name: u64, pages: usize) -> Vec<Vec<u8>> {
     (0..pages as u64)
         .map(|n| [name.to_le_bytes(), n.to_le_bytes(), [7; 8], [9; 8]].concat())

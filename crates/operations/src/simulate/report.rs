@@ -1,10 +1,10 @@
-//! Tables of the results: a policy per line, a capacity per column.
+//! Tables of hit rates: a policy per line, a capacity per column.
 
 use ritornello_sim::Row;
 use ritornello_terminal::print::{bytes, count, table};
 use serde::Serialize;
 
-/// A replayed trace.
+/// The sizes of a replayed trace, and the defects found in its lines.
 #[derive(Serialize)]
 pub struct Summary {
     pub trace: String,

@@ -1,4 +1,4 @@
-//! The names of all metrics.
+//! The names, units and help texts of all metrics.
 
 use super::families::Definition;
 use super::families::Measure::{self, Bytes, Count, Ratio, Seconds};
@@ -10,7 +10,7 @@ const fn of(name: &'static str, measure: Measure, help: &'static str) -> Definit
 macro_rules! names {
     ($($constant:ident = ($name:literal, $measure:ident, $help:literal);)*) => {
         $(pub(super) const $constant: Definition = of($name, $measure, $help);)*
-        /// All definitions.
+        /// The definitions of all metrics, for tests.
         #[cfg(test)]
         pub(super) const ALL: &[&Definition] = &[$(&$constant),*];
     };

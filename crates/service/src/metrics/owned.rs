@@ -48,7 +48,7 @@ const REFUSALS: [(&str, &str); 7] = [
     ("refused_absent_space", "absent_space"),
 ];
 
-/// Adds the metrics of a store.
+/// Adds the metrics of a store whose owner answered with `stats`.
 pub(super) fn add(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
     add_state(rows, stats);
     add_counters(rows, stats, missed_pages);

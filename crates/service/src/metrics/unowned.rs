@@ -4,7 +4,7 @@ use super::families::{Rows, label};
 use super::names;
 use ritornello_store::StoredStats;
 
-/// Adds the metrics of a store.
+/// Adds the metrics of a store whose files have the contents `stored`.
 pub(super) fn add(rows: &mut Rows<'_>, stored: &StoredStats) {
     rows.gauge(
         &names::STORE_INFO,

@@ -4,10 +4,10 @@ use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{ComponentsBuilder, ContentBuilder, OpenApi, Ref, ResponseBuilder};
 
-/// The name of the token in the document.
+/// The name of the document's security scheme for tokens.
 const TOKEN: &str = "token";
 
-/// Errors of every request.
+/// Errors that any request may have: the status, and its description.
 const ALL: [(&str, &str); 5] = [
     ("400", "the request is malformed"),
     ("408", "the request was not sent in time"),
@@ -15,11 +15,11 @@ const ALL: [(&str, &str); 5] = [
     ("429", "there are too many requests"),
     ("503", "a limit of time or calls is reached, or the store cannot answer now"),
 ];
-/// Errors of every request besides probes of health.
+/// Further errors of every request besides probes of health.
 const WITH_TOKEN: [(&str, &str); 1] = [("401", "there is no token, or an unknown token")];
-/// Errors of requests that name a store or a scope.
+/// Further errors of requests that name a store or a scope.
 const WITH_NAME: [(&str, &str); 1] = [("404", "the store or the scope does not exist")];
-/// Errors of requests with a body.
+/// Further errors of requests with a body.
 const WITH_BODY: [(&str, &str); 5] = [
     ("403", "the role of the token does not permit the request"),
     ("409", "the store is not open in this process, or the call is running already"),

@@ -1,4 +1,4 @@
-//! Durability on demand.
+//! `/v1/flush`: makes puts and deletes durable on request.
 
 use super::body::Body;
 use crate::answer::Shared;

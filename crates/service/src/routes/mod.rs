@@ -35,7 +35,7 @@ use utoipa_axum::routes;
 ))]
 struct Document;
 
-/// The routes, behind the guard.
+/// The routes, behind [`guard::guard`], which checks every request.
 pub(crate) fn router(shared: &Arc<Shared>) -> Router {
     let (router, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(health::livez))

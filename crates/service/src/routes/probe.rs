@@ -1,4 +1,4 @@
-//! Lookups of pages.
+//! `/v1/probe`: looks up pages.
 
 use super::body::Body;
 use crate::answer::Shared;

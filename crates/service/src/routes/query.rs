@@ -1,4 +1,4 @@
-//! Parameters of requests.
+//! Query parameters of requests.
 
 use crate::problem::Problem;
 use axum::extract::{FromRequestParts, Query};

@@ -1,4 +1,4 @@
-//! Changes of a scope.
+//! `PUT /v1/scopes/{id}`: changes or drops a scope.
 
 use super::body::{Body, byte_count};
 use crate::answer::Shared;

@@ -1,4 +1,4 @@
-//! Scrubs on demand.
+//! `/v1/scrub`: verifies all pages of a store on request.
 
 use super::body::Body;
 use super::query::StoreQuery;
