@@ -107,7 +107,8 @@ fn io(report: &IoReport) -> Vec<Finding> {
             "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
     });
-    // Leave out warnings about huge pages and the page cache, because other findings cover them.
+    // Leave out warnings about huge pages and the page cache, because the findings `huge pages` and
+    // `I/O` report them.
     let reported =
         |warning: &&String| !warning.contains("huge pages") && !warning.contains("page cache");
     findings.extend(

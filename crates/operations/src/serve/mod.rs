@@ -137,8 +137,8 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// Reports [`Happening::StoreEnded`] when it is dropped: at the end of the thread that keeps a
-/// store, also by a panic.
+/// Reports [`Happening::StoreEnded`] when it is dropped: at the end of a thread that owns a store
+/// or waits to own it, also if the thread panics.
 struct StoreEnd(mpsc::Sender<Happening>);
 
 impl Drop for StoreEnd {

@@ -31,10 +31,10 @@ pub struct TopArgs {
     pub once: bool,
 }
 
-/// Shows the figures of a store, refreshed each second on a terminal.
+/// Shows statistics of a store, refreshed each second on a terminal.
 ///
 /// # Errors
-/// If there is no store, its owner does not answer, no process owns it and the figures are to be
+/// If there is no store, its owner does not answer, no process owns it and the statistics are to be
 /// printed once, or the terminal cannot be drawn on.
 pub fn run(context: &Context, args: &TopArgs) -> Result<Status, Failure> {
     let first = Sample::of(&args.dir).map_err(|error| open::unobserved(&args.dir, &error))?;

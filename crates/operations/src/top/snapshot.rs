@@ -1,4 +1,4 @@
-//! The figures of `top` at one moment.
+//! The statistics that `ritornello top` shows, taken at one moment.
 
 use crate::stat::{REOPENS, eviction};
 use ritornello_format::Result;
@@ -36,8 +36,8 @@ impl Sample {
     }
 }
 
-/// The figures of a store at one moment. The first snapshot has no rates, because they need an
-/// earlier sample. A hit rate is null while no page was probed.
+/// The statistics of a store that `ritornello top` shows, taken at one moment. The first snapshot
+/// has no rates, because they need an earlier sample. A hit rate is null while no page was probed.
 #[derive(Serialize)]
 pub struct Snapshot {
     dir: PathBuf,
@@ -90,7 +90,7 @@ struct Writes {
     index_written_bytes: u64,
 }
 
-/// Rates since the previous sample.
+/// Rates over the time since the previous sample.
 #[derive(Serialize)]
 struct Rates {
     seconds: f64,
@@ -103,7 +103,7 @@ struct Rates {
 }
 
 impl Snapshot {
-    /// Returns the figures of `now`, with rates since `before`.
+    /// Returns the statistics of `now`, with rates over the time since `before`.
     #[must_use]
     pub fn between(before: Option<&Sample>, now: &Sample) -> Self {
         let s = &now.stats;
@@ -162,7 +162,7 @@ impl Snapshot {
         self.rates.as_ref().and_then(|rates| rates.hit_rate).or(self.hit_rate)
     }
 
-    /// Returns all figures as label and text.
+    /// Returns all statistics, each as a label and a text.
     #[must_use]
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();

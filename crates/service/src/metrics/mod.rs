@@ -3,7 +3,8 @@
 //! All metrics have one scheme: names begin with `ritornello_`, units are base units, and each
 //! series, except of `ritornello_build_info`, has the label `store`. A store has series of at most
 //! [`SCOPES_MAX`](crate::limits::SCOPES_MAX) scopes and `other`, of at most 256 directories, and of
-//! a fixed number of names. Unknown figures have no series.
+//! a fixed number of names. A value that is unknown, for example because no process owns the store,
+//! has no series.
 
 mod families;
 mod names;

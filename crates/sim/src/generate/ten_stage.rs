@@ -1,4 +1,5 @@
-//! A workload of ten stages with different shares of known prefixes.
+//! A workload of ten stages, in which different shares of the tokens repeat beginnings of earlier
+//! prompts.
 
 use super::check;
 use super::random::Random;

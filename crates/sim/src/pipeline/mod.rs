@@ -176,7 +176,7 @@ impl Prefill {
     pub const PUBLISHED: Self =
         Self { shape: ModelShape::LLAMA3_8B, flops: 374e12, half_rate_tokens: 440.0 };
 
-    /// Returns the seconds to compute `new` tokens behind `prefix` tokens.
+    /// Returns the seconds to compute `new` tokens that follow `prefix` tokens.
     #[must_use]
     pub fn compute(&self, prefix: f64, new: f64) -> f64 {
         let attention =

@@ -63,9 +63,9 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Scope(scope) => scope)
     }
 
-    /// Changes the settings of a scope, durably; fields that are not given return to the default.
-    /// If the quota is below the scope's size, pages are evicted immediately. References to the
-    /// scope go stale if its codec changes.
+    /// Changes the settings of a scope, durably; a setting that is `None` returns to the store's
+    /// default. If the quota is below the scope's size, pages are evicted immediately. References
+    /// to the scope go stale if its codec changes.
     ///
     /// # Errors
     /// `Invalid` if the owner does not know the codec, if the codec cannot encode the scope's dtype
@@ -87,8 +87,8 @@ pub trait Catalog: Send + Sync {
     /// exceed its share of the store, the lease covers only the leading runs that fit the share.
     ///
     /// # Errors
-    /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
-    /// several scopes if the number of keys times scopes exceeds [`LEASE_PAGES_MAX`].
+    /// `Retry` if the first page exceeds the client's share, or there are too many leases.
+    /// `Invalid` for several scopes if the number of keys times scopes exceeds [`LEASE_PAGES_MAX`].
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         let (scopes, keys) = (Cow::Borrowed(scopes), Keys::Listed(keys));
         let request = Request::Lease { scopes, keys, ttl };
@@ -206,8 +206,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&Request::DropScope { scope }), Response::Done => ())
     }
 
-    /// Lists scopes in slot order, starting at `from`, up to the maximum number of scopes in one
-    /// answer; an empty list ends the listing.
+    /// Lists scopes in slot order, starting at the slot `from`, at most 256 per call; an empty list
+    /// ends the listing.
     fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
         expect!(self.call(&Request::Scopes { from }), Response::Scopes(scopes) => scopes)
     }
