@@ -205,7 +205,7 @@ impl Acceptor {
 
 /// The result of an accepted hello.
 enum Admitted {
-    /// A client, with its catalog and its memory for long messages.
+    /// A client, with the catalog that answers it, and its share of the memory for long messages.
     Client(Arc<dyn Catalog>, Grant),
     /// A process that asks for the owner's statistics and does not use the store.
     Observer,

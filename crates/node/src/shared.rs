@@ -19,7 +19,7 @@ use std::time::Instant;
 /// resident.
 const STAGING_BYTES: usize = 256 << 20;
 
-/// An open store.
+/// A store that this process has open, with one or several handles.
 pub(crate) struct Shared {
     pub(crate) catalog: Arc<FailoverCatalog>,
     pub(crate) store: Arc<Store>,

@@ -146,8 +146,8 @@ impl Observer {
 
     /// Starts the thread of an observation.
     fn begin(self: &Arc<Self>, begun: Instant) {
-        // `end` ends the observation even if it panics, or its thread cannot be started: otherwise
-        // no later observation would begin.
+        // Dropping `end` ends the observation, even if the observation panics or its thread cannot
+        // be started: otherwise no later observation would begin.
         let end = End { observer: Arc::clone(self), begun, observed: None };
         // Do not use tokio's thread pool: it panics if its first thread cannot be started.
         let started =
@@ -179,7 +179,7 @@ impl fmt::Debug for Observer {
     }
 }
 
-/// Ends an observation when it is dropped.
+/// Stores the result of an observation, and ends the observation, when this value is dropped.
 struct End {
     observer: Arc<Observer>,
     begun: Instant,

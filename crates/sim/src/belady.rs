@@ -30,7 +30,8 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
     // For each block, the request that uses the block next; `None` if the block is not stored.
     let mut due: Vec<Option<u32>> = vec![None; trace.footprint()];
     // Next use, depth in its prompt, and id of each stored block, the farthest next use first, then
-    // the deepest block. An entry is stale if `due` has no next use, or another, for its block.
+    // the deepest block. An entry is stale if `due` has no next use for its block, or a different
+    // next use.
     let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut held = 0u64;
     let mut counts = ReplayCounts::default();

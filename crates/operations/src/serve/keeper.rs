@@ -31,7 +31,8 @@ pub(super) struct Keeper<'a> {
     pub(super) must_own: bool,
     /// Gives the HTTP service the handle with which this process has the store open.
     pub(super) access: &'a StoreAccess,
-    /// Called once, after the first role of this process was printed: the store then has an owner.
+    /// Called once, after this process's first role in the store was printed: the store then has an
+    /// owner.
     pub(super) on_open: &'a (dyn Fn() + Sync),
 }
 

@@ -73,7 +73,7 @@ pub fn watch(
                 last = now;
                 trouble.clear();
             }
-            // Keep the last figures on the screen, because the store may be changing its owner.
+            // Keep the last statistics on the screen, because the store may be changing its owner.
             Ok(None) => trouble = UNOWNED.to_owned(),
             Err(error) => trouble = error.to_string(),
         }

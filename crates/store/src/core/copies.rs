@@ -105,7 +105,7 @@ impl StoreCore {
             return;
         }
         // The registry is locked while a change of it is written to the disk. Do not wait for the
-        // lock: a later pass writes the copies.
+        // lock: a later call of this function writes the copies.
         let Some(scopes) = self.scopes.table() else { return };
         let files: Arc<[Vec<u8>; 2]> = Arc::new([manifest.encode(), scopes.encode()]);
         for (number, volume) in volumes {
@@ -146,8 +146,8 @@ impl Progress {
         self.volumes.lock().entry(volume).or_default().busy = true;
     }
 
-    /// Sets the thread that writes a copy. Without a thread the copy stays out of date until a later
-    /// pass.
+    /// Sets the thread that writes a copy. Without a thread the copy stays out of date until a
+    /// later call of [`StoreCore::start_copies`].
     fn set_thread(&self, volume: u8, thread: Option<JoinHandle<()>>) {
         let mut volumes = self.volumes.lock();
         let copy = volumes.entry(volume).or_default();

@@ -49,8 +49,8 @@ impl StoreCore {
         let Some(change) = self.shape.change_by(until) else {
             return Ok(());
         };
-        // Wait for a segment that is being created: if the maximum segments of its volume shrank
-        // now, the allocator could refuse the segment, and its file would be orphaned.
+        // Wait for a segment that is being created: if the maximum number of segments of its volume
+        // shrank now, the allocator could refuse the segment, and its file would be orphaned.
         let Some(growing) = self.shape.pause_growth(until) else {
             return Ok(());
         };

@@ -26,8 +26,8 @@ struct Holding {
 }
 
 impl Holding {
-    /// Returns whether an event of `run` can be applied to the policy now; otherwise records the
-    /// run for the end of the build.
+    /// Returns whether a change or use of `run` can be applied to the scope's policy now. If the
+    /// policy is being built, records the run for the end of the build and returns false.
     fn applies_now(&mut self, run: RunId) -> bool {
         match &mut self.pending {
             Some(pending) => pending.push(run),
@@ -169,8 +169,8 @@ impl Usage {
         is_new
     }
 
-    /// The policy being built, and the runs recorded since the build began. `None` if the scope was
-    /// dropped, or its policy is complete.
+    /// The eviction policy being built for the scope, and the runs recorded since the build began.
+    /// `None` if the scope was dropped, or its policy is complete.
     pub(super) fn build(
         &mut self,
         slot: ScopeSlot,
