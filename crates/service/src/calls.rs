@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, oneshot};
 
 /// The limit of concurrent calls of one store. Each store has its own limit, so calls that wait for
-/// the hanging disk of one store leave the limit of every other store unused.
+/// the hanging disk of one store do not use up the limit of another store.
 #[derive(Debug)]
 pub(crate) struct Calls(Arc<Semaphore>);
 

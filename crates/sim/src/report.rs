@@ -65,7 +65,8 @@ pub struct Row {
     pub hit_rate: f64,
     /// Blocks written.
     pub blocks_written: u64,
-    /// Blocks that were not written, because the policy freed no space for them.
+    /// Blocks that were not written, because the policy freed no space for them, or for an earlier
+    /// run of the same request.
     pub blocks_refused: u64,
     /// Blocks written per distinct block of the trace.
     pub writes_per_unique: f64,
