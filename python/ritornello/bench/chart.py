@@ -24,7 +24,9 @@ def subplots(width: float, height: float, dpi: float | None = None) -> tuple[Fig
 
 
 def plot_by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
-    """Writes a chart of the mean TTFT of each row, with its 95 % interval, to `target`."""
+    """Writes a chart of the mean TTFT of each `Row`, with its 95 % interval, to `target`. `runs`:
+    the rows of each run, by the name that the legend shows.
+    """
     figure, axes = subplots(9, 5.2)
     for colour, (name, found) in zip(COLOURS * len(runs), runs.items(), strict=False):
         ranked = sorted(found, key=lambda r: r.history_tokens)
@@ -41,7 +43,7 @@ def plot_by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
 
 
 def save(figure: Figure, axes: Axes, target: Path) -> None:
-    """Draws the axes from zero, with a grid and a legend, and writes the figure."""
+    """Draws the vertical axis from zero, with a grid and a legend, and writes the figure."""
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 EPOCH_BYTES = 16
 
-# Fields that describe the origin of a configuration or how the model is run, not the computed
-# values.
+# Fields of a model's configuration that describe where the configuration comes from, or how the
+# model is run: they do not affect the values that the model computes.
 IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
 # A rotary embedding that chooses its factors by the configured maximum length.
 LONGROPE = "longrope"
@@ -73,8 +73,8 @@ class ModelIdentity:
         part: int = 0,
         options: Mapping[str, str] | None = None,
     ) -> "Scope":
-        """Returns the scope of a kind of pages. `options`: options of this kind, which are added to
-        the options that all kinds have.
+        """Returns the scope of pages with this dtype, layout and part of the model. `options`:
+        options of these pages only, which are added to `self.options`.
         """
         from ritornello._core import Scope
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Block `i` is `block_bytes` bytes at `base + i * stride`."""
+    """The memory of one part of every block: of block `i`, `block_bytes` bytes at address
+    `base + i * stride`.
+    """
 
     base: int
     block_bytes: int

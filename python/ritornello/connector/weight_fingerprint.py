@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+# Bytes of one sample; number of samples in a file that is not `.safetensors`; maximum bytes of a
+# `.safetensors` header.
 SAMPLE = 256
 SAMPLES = 64
 MAX_HEADER = 256 << 20

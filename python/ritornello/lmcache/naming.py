@@ -43,8 +43,8 @@ class Family(NamedTuple):
 
 
 class ObjectFormat(NamedTuple):
-    """Size and layout of an object. `layout`: dtypes, shapes and format; "" if LMCache shows bytes
-    only.
+    """Size and layout of an object. `layout`: dtypes, shapes and the name of LMCache's
+    `MemoryFormat`, as `adapter._layout` writes them; "" if LMCache shows the object's bytes only.
     """
 
     nbytes: int
@@ -133,7 +133,9 @@ def _name(key: Any) -> ObjectName | None:
 
 
 def group_names(names: Iterable[ObjectName | None]) -> list[Group]:
-    """Groups names by family. `None` is left out."""
+    """Groups names by family, without entries that are None. The indices of a group are positions
+    in `names`.
+    """
     groups: dict[Family, tuple[list[int], list[bytes]]] = {}
     for index, name in enumerate(names):
         if name is not None:

@@ -51,7 +51,9 @@ def watch_prefills(record: Record) -> None:
 
 
 def watch_transfers() -> None:
-    """Makes SGLang name all pages of a prefetch before it reads the first batch."""
+    """Makes SGLang pass the storage all pages of a prefetch before it reads their first batch, so
+    that `read_ahead` can read later batches ahead.
+    """
     try:
         from sglang.srt.managers.cache_controller import HiCacheController
         from sglang.version import __version__

@@ -49,7 +49,8 @@ HASH_ALGORITHM = "sglang-sha256"
 @dataclass(frozen=True, slots=True)
 class Engine:
     """The engine of this process. `kv_heads`: KV heads of the whole model, 0 if unknown. `tp`,
-    `pp`, `cp`: rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA).
+    `pp`, `cp`: this rank, and the number of ranks, of tensor, pipeline and context parallelism.
+    `replicated`: every tensor-parallel rank holds the same KV (MLA).
     """
 
     version: str
@@ -67,8 +68,9 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """Layout of the pages of a host pool, by the pool's attributes. `heads`: K/V heads of this
-    rank, 0 if the pool has no such attribute.
+    """Layout of the pages of a host pool, by the pool's attributes. `layers`: first layer, and the
+    layer after the last. `heads`: K/V heads of this rank, 0 if the pool has no such attribute.
+    `details`: the number of layers, and the pool's attributes in `DETAILS`.
     """
 
     pool: str

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LEASE_SECONDS = 30.0
 # Pause before a pending lookup is repeated.
 POLL_SECONDS = 0.003
-# Maximum time that a lookup waits for a remote. The core's policies end the waiting for the pages
-# of one pool after at most 30 seconds.
+# Maximum time that a lookup waits for a remote. The cache's prefetch policies (the setting
+# `prefetch`) end the wait for the pages of one pool after at most 30 seconds.
 WAIT_SECONDS = 35.0
 # Time from the first lookup of a window, after which no further windows are looked up.
 WINDOWS_SECONDS = 1.0

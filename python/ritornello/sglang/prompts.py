@@ -28,7 +28,9 @@ UNKNOWN = "unknown"
 
 
 class Prompts:
-    """Wraps methods of SGLang once in a process. `watched`: whether its lookups pass all keys."""
+    """Wraps methods of SGLang once in a process. `watched`: they are wrapped, so SGLang's lookups
+    pass the keys of all pages before a piece.
+    """
 
     def __init__(self) -> None:
         self.watched = False

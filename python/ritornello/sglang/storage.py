@@ -417,7 +417,7 @@ class RitornelloStorage(HiCacheStorage):
         return self._before(extra_info)
 
     def _is_written_by_another_rank(self, pool: Pool | LogicalPool) -> bool:
-        """Returns whether another rank writes the same bytes."""
+        """Returns whether all ranks hold the same bytes in `pool`, and another rank writes them."""
         return pool.replicated and not is_storage_writer(self._config)
 
     def _on_kv(self, operation: str, action: Callable[[Pool | LogicalPool], T], default: T) -> T:

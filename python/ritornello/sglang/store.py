@@ -195,8 +195,8 @@ class SGLangStore(FailSafeStore):
         page_tokens: int,
         sides: Sequence[SidePool] = (),
     ) -> None:
-        """Starts to fetch the main pool's pages from a remote, without waiting for it. A later
-        `find` of the same pages waits for this fetch. Does nothing in a store without tiers.
+        """Starts to fetch the main pool's pages from a remote, without waiting for the remote. A
+        later `find` of the same pages waits for this fetch. Does nothing in a store without tiers.
         """
 
     def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:

@@ -121,7 +121,9 @@ def object_ids(groups: Sequence[CacheGroup]) -> list[ObjectId]:
 
 
 class Bundle(NamedTuple):
-    """Objects with the same keys, of `groups` that need the same pages."""
+    """The objects of all KV cache groups with the same `reach` and `page_tokens`. They are looked
+    up with the same keys. `groups`: the indices of these groups.
+    """
 
     reach: Reach
     page_tokens: int

@@ -24,7 +24,7 @@ POLICY_LINE = (
 DUMMY = "DecodeBenchConnector"
 # Connectors that load only between steps, in the tested versions of vLLM.
 LOAD_BETWEEN_STEPS = frozenset({"MooncakeConnector", "NixlConnector"})
-# This connector, and the connector that contains it.
+# vLLM's names of Ritornello's connector, and of the connector that contains it.
 OWN = frozenset({"MultiConnector", "RitornelloConnector"})
 REQUEST_FACTS = StepMetadata(request_facts=True)
 

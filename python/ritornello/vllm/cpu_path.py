@@ -159,12 +159,12 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         return kernels.block_layout(vllm_config, spec)
 
     def _loads_apart(self) -> bool:
-        """Returns whether no step may wait for a load."""
+        """Returns whether all loads must be asynchronous, because no step may wait for a load."""
         return requires_async_loads(self._vllm_config, self._kv_cache_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Returns False: a dropped save is only a future miss."""
+        """Returns False: vLLM may drop a save, after which a later lookup misses the pages."""
         return False
 
     # The scheduler's side.

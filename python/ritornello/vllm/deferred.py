@@ -37,8 +37,9 @@ class PendingStep:
 
 @dataclass(slots=True)
 class StepSaves:
-    """The work of one step: `saves` to execute, its `number` (0: no report needed), and finished
-    requests whose blocks vLLM may free after the step.
+    """The work of one step: `saves` to execute; the step's `number`, which the workers report when
+    the step has ended (0: they report nothing); and finished requests whose blocks vLLM may free
+    after the step.
     """
 
     saves: list[Save] = field(default_factory=list)
@@ -91,8 +92,9 @@ class DeferredSaves:
     def complete_steps(
         self, number: int, invalid: Collection[int], failed: Collection[str]
     ) -> StepResult:
-        """Ends the steps up to `number`. `invalid`: blocks that failed to load. `failed`: requests
-        whose load failed, if vLLM does not report the failed blocks.
+        """Takes the outcome of all steps up to `number`, and makes their remaining saves ready for
+        the next `plan`. `invalid`: blocks that failed to load. `failed`: requests whose load
+        failed, if vLLM does not report the failed blocks.
         """
         result = StepResult()
         if invalid or failed:

@@ -22,9 +22,9 @@ class Epoch:
         self.identity = identity
         self.guard = guard
         self._identity_sent = False
-        # Hits and saves stop while one of these flags is set. The first stays set. A reset of
-        # vLLM's cache while blocks are in use sets the second, and a later reset that finds all
-        # blocks free clears it.
+        # Hits and saves stop while one of these flags is set. `_worker_unsupported` is never
+        # cleared. A reset of vLLM's cache while blocks are in use sets `_reset_unclean`, and a
+        # later reset that finds all blocks free clears it.
         self._worker_unsupported = False
         self._reset_unclean = False
         # Hits and saves also stop while a worker has not registered its memory.

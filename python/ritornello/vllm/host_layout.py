@@ -1,10 +1,11 @@
-"""Whether a row of vLLM's host memory holds the bytes of all workers of an engine.
+"""Refuses engines in which a row of vLLM's host memory may lack the bytes of some workers.
 
-vLLM's host memory is a file in /dev/shm that all workers map. Each worker derives the length of a
-row, and its own place in each row, from its own layers, and nothing compares the results. If two
-pipeline stages have different numbers of bytes in a block, their places overlap, and their numbers
-of rows differ. Workers on other machines map a file of their machine, which the scheduler's process
-does not see: for a tier, their part of a row is never filled.
+vLLM's host memory is a file in /dev/shm that all workers map. A row of it holds one chunk: the KV
+of some consecutive blocks, with a part for each worker. Each worker derives the length of a row,
+and the offset of its part in a row, from its own layers, and vLLM does not check that the workers
+agree. If two pipeline stages have different numbers of bytes in a block, their parts overlap, and
+their numbers of rows differ. Workers on other machines map a file of their machine, which the
+scheduler's process does not see: in the rows that a tier reads, their parts are never filled.
 """
 
 from collections.abc import Sequence

@@ -54,8 +54,8 @@ class LayerGroups:
         return bool(self._due)
 
     def disable(self) -> str:
-        """Makes later loads end before the first layer. Returns a layer that ran unannounced; "" if
-        an earlier call has disabled loads layer by layer.
+        """Makes later synchronous loads end before the first layer of their step runs. Returns a
+        layer that ran unannounced; "" if an earlier call has disabled loads layer by layer.
         """
         name = min(self._due) if self._group_of else ""
         self._group_of = {}

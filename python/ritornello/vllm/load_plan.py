@@ -34,7 +34,7 @@ WAIT_SECONDS = 60.0
 
 class LoadPlan:
     """Claims and loads of one engine. `asynchronous`: all loads are asynchronous, even small loads.
-    `composed`: other connectors load too.
+    `composed`: the engine has other connectors, which load too.
     """
 
     def __init__(

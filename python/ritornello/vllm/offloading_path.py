@@ -164,9 +164,10 @@ def _sized(
     settings: OffloadingSettings,
     tiers: list[dict[str, Any]],
 ) -> "tuple[VllmConfig, str]":
-    """Returns the configuration with the sizes of chunks and host memory, and a description. Raises
-    ValueError if the machine lacks the host memory, if the memory has no room for a chunk, and if
-    the processes of the engine might derive different sizes.
+    """Returns a copy of the engine's configuration in which the sizes of chunks and host memory are
+    set, and a line for the log that states these sizes. Raises ValueError if the machine lacks the
+    host memory, if the memory has no room for a chunk, and if the processes of the engine might
+    derive different sizes.
     """
     engines = vllm_config.parallel_config.data_parallel_size_local
     host_bytes = settings.host_bytes

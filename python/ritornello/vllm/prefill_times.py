@@ -8,9 +8,9 @@ parallel stages run several steps at a time. The time is then the time of the sl
 limits the rate at which a long prompt is computed.
 
 Only steps that are mostly prefill count: at least `TOKENS_MIN` tokens of prompts, which are at
-least `PREFILL_SHARE` of the step's tokens without drafts. A request with a single token counts as
-decoding, also at the end of its prompt. The first step that is mostly prefill is not recorded,
-because it includes the compilation of kernels.
+least `PREFILL_SHARE` of the step's tokens without drafts. A request of which the step computes a
+single token counts as decoding, also at the end of its prompt. The first step that is mostly
+prefill is not recorded, because it includes the compilation of kernels.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -45,9 +45,9 @@ class Step(Protocol):
 
 @dataclass(slots=True)
 class LeasedMatch:
-    """Stored pages of the first `looked_up` tokens of a request, usable until `valid_until`.
-    `local_tokens`: leading tokens that were in the engine's cache. `asynchronous`: whether vLLM was
-    told that the load is asynchronous.
+    """The result of a lookup of the first `looked_up` tokens of a request, whose leased pages may
+    be loaded until `valid_until`, a time of `monotonic`. `local_tokens`: leading tokens that were
+    in the engine's cache. `asynchronous`: whether vLLM was told that the load is asynchronous.
     """
 
     found: PrefixMatch
@@ -62,11 +62,13 @@ class RequestState:
     """State of one request.
 
     `match`: stored pages that may be loaded for the request. `saved`: for each group, the number of
-    leading pages that are stored, being saved, or given up. `loading`: an asynchronous load fills
-    the request's blocks. `failed`: a load of the request failed in part. `wake_step`: the step at
-    which the request is next examined for full pages. `waiting_since`: start of the wait for the
-    answer of a remote, or for pages that are being copied to a tier from which they can be loaded.
-    `sources`: the number of tokens to load from each tier. `shares_failed_block`: another request
+    leading pages that are stored, are being saved, or will not be saved because their blocks have
+    left the group's window or their save failed and is not repeated. `loading`: an asynchronous
+    load fills the request's blocks. `failed`: a load of the request failed in part. `wake_step`:
+    the step of `SavePlan` in which the request is next examined for full pages. `waiting_since`:
+    the time of `monotonic` since which the request waits for the answer of a remote, or for pages
+    that are being copied to a tier from which they can be loaded. `sources`: the number of tokens
+    that its last load reads from each tier. `shares_failed_block`: another request
     may recompute a block of this request that failed to load, or that was computed after such a
     block; until its next admission this request saves nothing.
     """

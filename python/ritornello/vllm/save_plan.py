@@ -29,8 +29,9 @@ from ritornello.vllm.request_state import CacheManager, LeasedMatch, RequestStat
 
 
 class SavePlan:
-    """The requests to examine, by step. Advances `RequestState.saved` of `requests`, the requests
-    of the scheduler's side. `composed`: other connectors fill blocks too.
+    """The requests to examine for full pages, by step. Advances `RequestState.saved` of `requests`,
+    the requests of the scheduler's side. `composed`: the engine has other connectors, which fill
+    blocks too.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class SavePlan:
             state.saved = [max(pages - 1, 0) for pages in state.saved]
 
     def plan(self, step: Step) -> StepSaves:
-        """Returns the saves that execute with a step: saves of the step, and of earlier steps."""
+        """Returns the saves that the workers execute with `step`: saves of pages that `step` or
+        earlier steps fill.
+        """
         paused, waits = self._epoch.is_paused(), self._epoch.awaits_memory()
         saves: list[Save] = []
         if self._read_only or (paused and not waits):
@@ -155,7 +158,7 @@ class SavePlan:
         full = min(computed, len(hashes) * self._epoch.identity.hash_tokens)
         until = time() + retain if retain else None
         blocks: Sequence[Sequence[int]] = ()
-        # Keys by page length and first page: groups with equally long pages share them.
+        # Keys by page length in tokens and first page: groups with equally long pages share them.
         names: dict[tuple[int, int], tuple[bytes, ...]] = {}
         wait = self._epoch.identity.alignment
         for number, group in enumerate(self._epoch.identity.groups):

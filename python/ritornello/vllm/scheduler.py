@@ -92,7 +92,7 @@ class SchedulerSide:
         return self._load_plan.claim(state, computed)
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
-        """Returns how many of the `tokens` of the request's last load are on each tier; empty if
+        """Returns how many of the `tokens` of the request's last load come from each tier; empty if
         this is unknown, as without the setting `tiers`.
         """
         state = self._requests.get(request.request_id)

@@ -15,8 +15,8 @@ from ritornello.vllm.layout import CacheTensor, LayoutError, group_memory, spans
 @dataclass(frozen=True, slots=True)
 class PageObject:
     """One object of every page. `pool`: the part of each block that holds the object, in this
-    worker's memory, as a `PagePool` or a `DevicePool`. `is_writer`: this worker stores it.
-    `sections`: where its layer groups end, in bytes.
+    worker's memory, as a `PagePool` or a `DevicePool`. `is_writer`: this worker stores the object.
+    `sections`: the offset in the object, in bytes, at which each layer group ends.
     """
 
     object_id: ObjectId

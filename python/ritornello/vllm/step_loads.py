@@ -12,8 +12,8 @@ logger = logging.getLogger("vllm.ritornello")
 
 
 class StepLoads:
-    """The synchronous loads of one worker's current step. `failed`: one of them failed.
-    `waited_seconds`: how long the step waited for loads.
+    """The synchronous loads of one worker's current step. `failed`: one of these loads failed.
+    `waited_seconds`: how long the step has waited for them so far.
     """
 
     def __init__(self, meter: StepMeter, results: StepResults) -> None:
@@ -76,7 +76,7 @@ class StepLoads:
 
     def _disable_layer_loads(self, pending: PendingLoad) -> None:
         """Marks a load as missed because layers ran unannounced, perhaps on unfilled blocks. Later
-        loads end before the first layer.
+        loads end before the first layer of their step runs.
         """
         pending.mark_missed("unannounced")
         name = self.layer_groups.disable()

@@ -45,8 +45,8 @@ class StepResults:
 
     def record_load(self, load: Load, result: LoadResult, seconds: float) -> bool:
         """Records a load that ended. `seconds`: as in `WorkerReport.load_seconds`. Returns whether
-        some pages were not filled. With several KV cache groups, vLLM does not learn the failed
-        blocks of asynchronous loads.
+        some pages were not filled. With several KV cache groups, the failed blocks of asynchronous
+        loads are not reported to vLLM, which then computes the whole request.
         """
         if self._store.wants_timings:
             self.report.load_seconds[load.request] = seconds
@@ -74,8 +74,8 @@ class StepResults:
             self.record_skipped(save, result.pages, result.reason, again=result.again)
 
     def record_skipped(self, save: Save, stored: int, reason: str, *, again: bool = False) -> None:
-        """Counts pages of a save that were not stored. If `again`, the scheduler offers them
-        again.
+        """Counts the pages of a save after its first `stored` pages as not stored, for `reason`. If
+        `again`, the scheduler's side plans their save again.
         """
         pages = save.pages
         self._meter.skipped(reason, len(pages.keys) - stored)
@@ -88,8 +88,8 @@ class StepResults:
 
     def set_unregistered(self, reason: str) -> None:
         """Reports that the KV memory cannot be registered yet, for `reason`, or with "" that it is
-        registered. Reports nothing if the previous report said the same. A new reason alone is not
-        reported.
+        registered. Reports nothing if the state (registered or not) is as in the previous report,
+        even if the reason differs.
         """
         if bool(reason) != bool(self._unregistered):
             self.report.unregistered[self._worker_rank] = reason

@@ -52,8 +52,8 @@ class StoreHit(NamedTuple):
 
 
 class VllmStore(FailSafeStore):
-    """The store of one connector process. `wants_timings`: the store chooses between loading and
-    computing by how long both took.
+    """The store of one connector process. `wants_timings`: the store has a gate, which is to be
+    told how long loads and prefills took.
     """
 
     wants_timings = False
@@ -74,8 +74,8 @@ class VllmStore(FailSafeStore):
         ttl: float,
         prompt: PromptLength,
     ) -> StoreHit | None:
-        """Finds the leading pages of which all objects are stored, and leases them. None if the
-        call failed.
+        """Finds the leading pages of `keys` of which all `object_ids` are stored, and leases them
+        for `ttl` seconds. None if the call failed.
         """
 
         def action(store: "Store") -> StoreHit:
@@ -121,9 +121,9 @@ class VllmStore(FailSafeStore):
         sections: Sequence[int] = (),
         stream: int | None = None,
     ) -> "Ticket | None":
-        """Starts to fill blocks, after the work that is now queued on `stream`. `sections`: where
-        the sections of a page end, in bytes. Sections arrive in order, and `wait_section` waits for
-        a section.
+        """Starts to fill the blocks `pages.blocks` of `pool`, after the work that is now queued on
+        `stream`. `sections`: the offsets in the object, in bytes, at which its sections end.
+        Sections arrive in order, and `wait_section` waits for a section.
         """
         return self.call(
             "get",
@@ -179,7 +179,7 @@ class VllmStore(FailSafeStore):
             self.request_cancel(ticket)
 
     def time_limit(self, nbytes: int, least: float) -> float:
-        """Returns the seconds to allow for a load of `nbytes`, at least `least`."""
+        """Returns the timeout in seconds for a load of `nbytes` bytes, at least `least`."""
         return self.call("get", lambda store: store.time_limit(nbytes, least), least)
 
     def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":

@@ -99,7 +99,7 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
 
 
 def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
-    """Returns whether no step may wait for a load. With overlapping steps, or several workers in
+    """Returns whether all loads must be asynchronous. With overlapping steps, or several workers in
     one step, a failure is known too late to stop saves of pages that were computed from unfilled
     blocks. With several KV cache groups vLLM can only repair asynchronous loads. A draft model runs
     its layers after the step's outcome is reported, and a load that arrives layer by layer must end

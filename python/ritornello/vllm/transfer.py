@@ -15,9 +15,9 @@ from ritornello.vllm.store import BUSY, VllmStore
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
-# Reasons for which a put did not store all its pages, after which the save is repeated. The next
-# attempt may find room in staging ("staging_full") or in a queue ("busy"), or finds the pages that
-# a concurrent put has stored, and writes the remaining pages ("superseded").
+# A save is repeated if a put did not store all its pages for one of these reasons. The next attempt
+# may find room in staging ("staging_full") or in a queue ("busy"), or finds the pages that a
+# concurrent put has stored, and writes the remaining pages ("superseded").
 TRANSIENT = frozenset({"staging_full", BUSY, "superseded"})
 
 

@@ -41,7 +41,7 @@ LOAD_SECONDS = 10.0
 # Maximum time that a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
 WEIGHTS_CHANGED = "weights_changed"
-# Pause between attempts to register the KV memory, while a device lacks memory for it.
+# Pause between attempts to register the KV memory with a device that lacks memory for this.
 REGISTER_SECONDS = 5.0
 
 
@@ -227,8 +227,8 @@ class WorkerSide:
 
     def _set_identity(self, metadata: StepMetadata) -> None:
         """Takes the identity, which comes with the first work and after every change, and locates
-        its objects in this worker's memory. If a device lacks memory for that, tries again in later
-        steps.
+        its objects in this worker's memory. If a device lacks memory to register the objects, tries
+        again in later steps.
         """
         if metadata.identity is not None:
             self._held, self._covered = None, metadata.covered

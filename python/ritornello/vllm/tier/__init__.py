@@ -17,7 +17,7 @@ Only `manager` imports vLLM.
     jobs           loads and puts in progress
     host_rows      the host tier's rows, as pages
     store          the store as a scheduler may use it: its calls neither raise nor block
-    cache          the same for a cache over several tiers
+    cache          a cache over several tiers, with calls that neither raise nor block
     call_thread    calls that may wait for the process that owns the store
     namespace      properties besides tokens that decide whether a chunk may be reused
     settings       the user's settings

@@ -24,7 +24,7 @@ REPORT_SECONDS = 1.0
 class Prompt(NamedTuple):
     """The chunks of one prompt and KV cache group. `keys`: keys of the chunks, from the first chunk
     of the prompt if `scope` is chained. `computed`: leading tokens that the engine has. `tokens`:
-    tokens of all `keys`. `chunk_tokens`: tokens of a chunk, or 0 if the gate is not to decide.
+    tokens of all `keys`. `chunk_tokens`: tokens of a chunk, or 0 if the gate does not decide.
     `chunk_bytes`: bytes of a chunk, and of the chunks of other chained groups for the same tokens.
     `is_local`: the lookup is about this machine only; false if `scope` is chained.
     """

@@ -56,8 +56,8 @@ WINDOWS_SECONDS = 1.0
 
 
 class CacheLookups:
-    """Lookups of all requests. `groups` returns the KV cache groups; `row_bytes`: one chunk of one
-    group.
+    """Lookups of all requests. `groups` returns the KV cache groups; `row_bytes`: the bytes of one
+    chunk of one group.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from ritornello.staging_choice import wants_staging
 
 class HostRows:
     """The host tier as rows. `view`: its memory, of shape (rows, row_bytes), C-contiguous.
-    `staged`: loads from a store in `folders` go through its staging memory.
+    `staged`: loads from a store in `folders` go through the store's staging memory.
     """
 
     def __init__(self, view: memoryview, row_bytes: int, folders: Iterable[str]) -> None:

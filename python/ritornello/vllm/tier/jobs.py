@@ -60,7 +60,7 @@ class FinishedJob:
     """Result of a job. `ok[i]`: key i was loaded, or is stored. `reasons`: number of failed pages
     by reason; all failed pages of a ticket count under the reason of the first. `gone`: keys whose
     chunks a load found absent or damaged. `seconds`: duration of the slowest ticket. `bytes`: bytes
-    moved.
+    that all tickets moved.
     """
 
     job: Job

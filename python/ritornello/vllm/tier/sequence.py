@@ -117,8 +117,8 @@ class KeySequence:
 
 
 def consecutive_runs(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[slice]:
-    """Yields the slices of `keys`, all of `group`, that may be one batch: each series of
-    consecutive chunks if the group is chained, otherwise all keys.
+    """Yields the slices of `keys`, all of `group`, that one call of the store may move or look up:
+    each series of consecutive chunks if the group is chained, otherwise all keys.
     """
     if not group.chained:
         if keys:

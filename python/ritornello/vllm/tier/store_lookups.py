@@ -45,8 +45,9 @@ class StoreLookups:
         groups: "Iterable[tuple[Group, Scope, list[int]]]",
         context: Context,
     ) -> list[bool]:
-        """Returns one answer for each key. `groups`: the indices of the keys by group. Runs on the
-        lookup thread; waits for the owner of the store.
+        """Returns, for each key, whether its chunk is stored and leased for the request. `groups`:
+        the indices of the keys by group. Runs on vLLM's lookup thread; waits for the owner of the
+        store.
         """
         found = [False] * len(keys)
         for group, scope, indices in groups:

@@ -95,7 +95,8 @@ class Tier:
         # Requests with answers or leases of this step.
         self._active_requests: set[str] = set()
         self._jobs = Jobs()
-        # By job number of a load, the counts of weight changes when its epoch began.
+        # By job number of a load: `WeightGuard.covered`, the counts of weight changes when the
+        # epoch began in which the load was started.
         self._covered: dict[int, bytes] = {}
         # Unfinished requests that began before the last reset.
         self._requests_before_reset: set[str] = set()
@@ -150,8 +151,8 @@ class Tier:
         return LookupAnswer.HIT
 
     def batch_lookup(self, keys: Sequence[bytes], context: Context) -> list[bool]:
-        """Returns one answer for each key. Runs on the lookup thread; waits for the owner of the
-        store.
+        """Returns, for each key, whether its chunk is stored and leased for the request. Runs on
+        vLLM's lookup thread; waits for the owner of the store.
         """
         if isinstance(self._lookups, CacheLookups):
             return [False] * len(keys)

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from threading import Lock
 
+# Bytes of one counter, an unsigned little-endian integer.
 SLOT = 8
 SHARED_MEMORY = Path("/dev/shm")
 

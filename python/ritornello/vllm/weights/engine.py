@@ -131,7 +131,9 @@ class EngineHooks:
             observers.add(self._new_observers.pop())
 
     def _hook_schedule(self, core: Any) -> None:
-        """Tells guards about every step that computes or loads, and observers about all steps."""
+        """Wraps the scheduler's methods, so that guards learn of every step that computes or loads,
+        and observers of all steps.
+        """
         scheduler = core.scheduler
         method, update = scheduler.schedule, scheduler.update_from_output
 

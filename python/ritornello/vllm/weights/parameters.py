@@ -44,9 +44,9 @@ def within(tensor: Any, path: tuple[str, ...]) -> Any:
 
 
 class Parameters:
-    """The parameters of `modules`, pairs of name and module, without the modules that `skips`
-    names. `sample` reads bytes of parameters. The baseline is the state at construction or at the
-    last `take_baseline`.
+    """The parameters of `modules`, pairs of name and module, without the modules for whose name
+    `skips` returns true. `sample` reads bytes of parameters (`sample_tensors`). The baseline, with
+    which later states are compared, is the state at construction or at the last `take_baseline`.
     """
 
     def __init__(
