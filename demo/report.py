@@ -11,10 +11,11 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt in the three processes of `demo.__main__`. `cold`, `warm`, `local`: the number of
-    its tokens by the source of their KV, in the first process, in the second process, and in the
-    third process when it got the prompt for the second time. `same_split`: `warm` and `local` have
-    equally many computed tokens. `identical`: the answers of `warm` and of `local` are equal.
+    """One prompt in the three processes of `demo.__main__`: the first (cold), the second (warm),
+    and the third, without Ritornello, which gets the prompt twice (off, then local). `cold`,
+    `warm`, `local`: the number of the prompt's tokens by the source of their KV. `same_split`:
+    `warm` and `local` have equally many computed tokens. `identical`: the answers of `warm` and of
+    `local` are equal.
     """
 
     length: int
@@ -30,8 +31,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over the documents of one length. `warm_over_cold`: `ttft_warm_s` divided by
-    `ttft_cold_s`. `answers_identical`: whether `Sample.identical` holds for each document.
+    """Medians over the documents of one length; cold, warm and off name processes, as in `Sample`.
+    `local_hit_tokens_warm`, `external_hit_tokens_warm`: tokens whose KV came from vLLM's own prefix
+    cache, and from the store. `warm_over_cold`: `ttft_warm_s` divided by `ttft_cold_s`.
+    `answers_identical`: whether `Sample.identical` holds for each document.
     """
 
     prompt_tokens: int

@@ -34,7 +34,11 @@ CAPACITY = "4GiB"
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over the documents of one length."""
+    """Medians over the documents of one length, in the first process (cold) and in the second
+    (warm). `storage_tokens_warm`: tokens whose KV was loaded from the store. `answers_identical`:
+    whether, for each document, the answer of the second process equals the answer that the first
+    process gave from SGLang's own memory.
+    """
 
     prompt_tokens: int
     ttft_cold_s: float

@@ -1,4 +1,4 @@
-"""A Python program in another process, to which this process talks line by line."""
+"""A Python program in a child process, with which this process exchanges lines of text."""
 
 import json
 import os
@@ -20,8 +20,8 @@ with rt.Store.open(sys.argv[1], **json.loads(sys.argv[2])) as store:
 
 
 class Child(Popen[str]):
-    """Runs code or, given a path, a script, which finds the modules that this process finds. As a
-    context manager it kills the process at the end.
+    """Runs code or, given a path, a script, with the arguments `words`. The program can import the
+    modules that this process can import. As a context manager, kills the process at the end.
     """
 
     def __init__(self, code: str | Path, *words: str | Path, stderr: int | None = None) -> None:

@@ -19,8 +19,8 @@ def program(engine: str, name: str) -> Path:
 
 
 def make_model(shape: str, folder: Path, python: Path) -> None:
-    """Makes a model with random weights, unless `folder` has it. `python`: the interpreter of an
-    engine's environment.
+    """Makes a model with random weights, unless `folder` has it. `shape`: a key of `SHAPES` in
+    engines/vllm/make_model.py. `python`: the interpreter of an engine's environment.
     """
     if not python.exists():
         raise ServerError(f"{python} does not exist: make {python.parents[1].name}")
@@ -32,7 +32,7 @@ def make_model(shape: str, folder: Path, python: Path) -> None:
 
 def shared_model(shape: str) -> Path:
     """Returns the folder of a model for tests. Makes the model with this process's interpreter if
-    the folder lacks it.
+    the folder lacks it. `shape`: as in `make_model`.
     """
     folder = ROOT / "build/models" / shape
     make_model(shape, folder, Path(sys.executable))

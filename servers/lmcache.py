@@ -37,7 +37,9 @@ class Asked:
 
 @dataclass
 class LMCacheServer(Process):
-    """An `lmcache server`. `http` is the port of its health endpoint."""
+    """An `lmcache server`. `port`: where engines send their requests. `http`: the port of its
+    health endpoint.
+    """
 
     adapter: dict[str, Any]
     log: Path

@@ -11,7 +11,8 @@ use ritornello_medium::SimDisk;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of an operation: its kind, scope, path, first page, number of pages, and an operand.
+/// Bytes of an operation, one for each of: its kind, its scope, its path (a sequence of pages, see
+/// [`key`]), the first page, the number of pages, and an operand.
 const OP_BYTES: usize = 6;
 /// Maximum operations that one input runs.
 const OPS_MAX: usize = 100;

@@ -283,9 +283,9 @@ class LeasedPrefix:
 class Outcome:
     """Result of a ticket. `pages`: number of leading pages stored (put), or filled and verified
     (get).
-    `bytes`: payload moved. `reason`: "" if all pages were moved, else why the first missing page
-    was not moved ("not_found", "checksum", "header", "io", "no_space", "staging_full", "cancelled",
-    "deadline", ...). `ok[i]`: page i was moved.
+    `bytes`: bytes of the moved pages. `reason`: "" if all pages were moved, else why the first
+    missing page was not moved ("not_found", "checksum", "header", "io", "no_space", "staging_full",
+    "cancelled", "deadline", ...). `ok[i]`: page i was moved.
     """
 
     @property
@@ -582,7 +582,7 @@ class Lookup:
         """
     @property
     def progress(self) -> tuple[int, int]:
-        """Pages fetched so far, and pages to fetch in all."""
+        """Pages fetched from the remote for this prompt so far, and pages to fetch in all."""
     @property
     def estimate(self) -> tuple[float, float, float] | None:
         """The gate's estimates in seconds: of the load, of computing the tokens after the loaded
@@ -733,7 +733,7 @@ class Cache:
         """The problem that limits the use of a tier of this machine; "" if none is limited."""
     @property
     def tiers(self) -> list[str]:
-        """The tiers as given; a remote's address without its options."""
+        """The tiers that were passed to `open`; a remote's address without its options."""
     def __enter__(self) -> Cache: ...
     def __exit__(
         self,

@@ -19,7 +19,7 @@ fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
 /// different volumes.
 const VOLUMES: [u8; 3] = [1, 2, 4];
 
-/// Segments for every I/O mode, with the number of volumes.
+/// Returns segments in every I/O mode on each number of volumes in [`VOLUMES`], with this number.
 fn all_rigs() -> impl Iterator<Item = (u8, Rig)> {
     let each = |volumes| rigs_on(volumes).into_iter().map(move |rig| (volumes, rig));
     VOLUMES.into_iter().flat_map(each)

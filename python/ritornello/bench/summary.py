@@ -12,10 +12,10 @@ from ritornello.bench.metrics import Metrics
 class Row:
     """Requests of one round, with or without a history. `history_tokens`: mean tokens of the
     history. `ttft_low_s` to `ttft_high_s`: 95 % interval of the mean TTFT, by resampling sessions.
-    `gap`: time between chunks of an answer. `prompt_tokens_s`: mean, over requests, of the tokens
-    divided by the TTFT. `answer_tokens_s`: mean, over requests, of the answer's tokens after the
-    first, divided by the time after the first token. `hit_rate`: cached tokens as a share of the
-    prompt tokens of the answers that report cached tokens; None if no answer does.
+    `gap`: time between chunks of an answer. `prompt_tokens_s`: mean, over requests, of the prompt's
+    tokens divided by the TTFT. `answer_tokens_s`: mean, over requests, of the answer's tokens after
+    the first, divided by the time after the first token. `hit_rate`: cached tokens as a share of
+    the prompt tokens of the answers that report cached tokens; None if no answer does.
     """
 
     round: int

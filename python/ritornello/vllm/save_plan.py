@@ -11,9 +11,10 @@ if the weights changed, the layout is not supported, or a synchronous load of th
 again.
 
 Invariants:
-* The first `RequestState.saved` pages of each group of a request are stored, being saved, or given
-  up. Until vLLM admits the request again, the number decreases only if a load of this or another
-  connector failed, or if a worker reports a save to repeat.
+* The first `RequestState.saved` pages of each group of a request are not planned again: they are
+  stored, are being saved, or will not be saved. Until vLLM admits the request again, the number
+  decreases only if a load of this or another connector failed, or if a worker reports a save to
+  repeat.
 * Inside MultiConnector a page is saved only after the outcome of the loads from which it was
   computed is known (`deferred`).
 """
