@@ -16,7 +16,8 @@ from ritornello.connector.weight_fingerprint import fingerprint_of
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Methods that draft from tokens or hidden states, and keep no KV.
+# vLLM's names of methods of speculative decoding. `WITHOUT_KV`: methods that draft from tokens or
+# hidden states, and keep no KV. `WITH_KV`: methods whose draft KV is stored with the pages.
 WITHOUT_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 WITH_KV = ("eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark")
 # Values of vLLM's `rejection_sample_method` with which drafts do not change the distribution of
@@ -55,9 +56,9 @@ def refusal(vllm_config: "VllmConfig") -> str:
 
 
 def options(vllm_config: "VllmConfig") -> dict[str, str]:
-    """Returns the options that identify the draft's KV; none without a draft model. The draft's
-    configuration is not among them, because vLLM changes it while it builds the model, which may
-    happen in another process.
+    """Returns the options of the model's identity (`ModelIdentity.options`) that identify the
+    draft's KV; none without a draft model. The draft's configuration is not among them, because
+    vLLM changes it while it builds the model, which may happen in another process.
     """
     if not keeps_kv(vllm_config):
         return {}

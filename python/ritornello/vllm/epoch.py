@@ -59,8 +59,8 @@ class Epoch:
 
     def take_identity(self) -> tuple[Identity | None, bytes]:
         """Returns what workers must know of the current epoch: the identity, and the counts of
-        weight changes when the epoch began. Returns None and no counts if an earlier call returned
-        this identity.
+        weight changes when the epoch began (`WeightGuard.covered`). Returns None and no counts if
+        an earlier call returned this identity.
         """
         if self._identity_sent:
             return None, b""

@@ -45,7 +45,9 @@ class KvMemory(Protocol):
         """
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
-        """Returns a pool over the spans. `owner` keeps the memory of the spans alive."""
+        """Returns a `PagePool` or `DevicePool` whose page `i` is the bytes of block `i` of `blocks`
+        in all spans. `owner` keeps the memory of the spans alive.
+        """
 
     def stream(self) -> int | None:
         """Returns the stream on which the engine queues its work; None if its work has no

@@ -54,10 +54,11 @@ class StepMetadata:
     """Work of one step.
 
     `identity` is sent with the first work and after every change (a reset changes the epoch), and
-    is valid until the next identity. `covered` is sent with it: the counts of weight changes
-    when its epoch began, empty if weights are not watched. `prefill`: the numbers of tokens before
-    the step's prefill and in it, if workers measure its duration. `freed`: requests that finished
-    or were preempted since the last step: the engine may give their blocks to other requests.
+    is valid until the next identity. `covered` is sent with it: `WeightGuard.covered`, the counts
+    of weight changes when the identity's epoch began, empty if weights are not watched. `prefill`:
+    the numbers of tokens before the step's prefill and in it, if workers measure its duration.
+    `freed`: requests that finished or were preempted since the last step: the engine may give their
+    blocks to other requests.
 
     Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: no
     report), `finished_sending` names finished requests whose blocks vLLM may free after the step,

@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 # Maximum page size of a store.
 ROW_BYTES_MAX = 512 << 20
-# Fields of a cache's description that depend on the number of ranks.
+# Fields of a `KVCacheSpec`, vLLM's description of a KV cache group, that depend on the number of
+# ranks.
 RANK_FIELDS = ("num_kv_heads",)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelPlatform:
-    """Properties of a chunk's bytes that vLLM's code determines. `version`: vLLM's. `packing`:
-    what, besides the configuration, determines the layout of a block (instruction set, device).
-    `canonical`: name of the canonical format, "" if rows are not canonical.
+    """Properties of a chunk's bytes that vLLM's code determines. `version`: the version of vLLM.
+    `packing`: what, besides the configuration, determines the layout of a block (instruction set,
+    device). `canonical`: vLLM's name of the format of canonical rows (`canonical_format_id`), "" if
+    rows are not canonical.
     """
 
     version: str
@@ -152,8 +154,8 @@ def ranks(parallel: Any) -> str:
 
 
 def spec_text(spec: Any, rank_free: bool) -> str:
-    """Returns the class of a cache and its fields; with `rank_free` without the fields that depend
-    on the number of ranks.
+    """Returns the class and the fields of a `KVCacheSpec`; with `rank_free` without the fields that
+    depend on the number of ranks.
     """
     if not dataclasses.is_dataclass(spec):
         return str(spec)
@@ -166,15 +168,16 @@ def spec_text(spec: Any, rank_free: bool) -> str:
 
 
 def is_unbounded(spec: Any) -> bool:
-    """Returns whether vLLM needs all earlier chunks of this cache, not a window of them. If vLLM's
-    hybrid cache manager is off, vLLM keeps and loads the chunks of all tokens for layers with a
-    window too: their class is then `FullAttentionSpec`, with the window as a field.
+    """Returns whether vLLM needs all chunks of a prefix of a KV cache group with this spec, not
+    only the chunks of a window. If vLLM's hybrid cache manager is off, vLLM keeps and loads the
+    chunks of all tokens for layers with a window too: their class is then `FullAttentionSpec`, with
+    the window as a field.
     """
     return any(kind.__name__ == "FullAttentionSpec" for kind in type(spec).__mro__)
 
 
 def window_chunks(spec: Any, chunk_tokens: int) -> int:
-    """Returns how many chunks at the end of a prefix vLLM loads of a cache with a window, by the
+    """Returns how many chunks at the end of a prefix vLLM loads of a group with a window, by the
     rules of vLLM: enough for the window of the prefix's last token; and enough for the part of the
     next token's window that is in the prefix, and for `extra_retained_tokens` tokens before this
     part, which a draft model computes again. Returns 1 for a state, which is in the last chunk.

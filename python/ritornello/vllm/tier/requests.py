@@ -32,8 +32,8 @@ class Decision:
 
 @dataclass(slots=True)
 class PromptLookup:
-    """The lookup of one prefix or window of a request in one KV cache group, and its repetitions.
-    `keys`: the chunks that it covers. `call` is in progress, or its answer is not used yet.
+    """The lookup of the leading chunks, of one window or of one other chunk of a request, in one KV
+    cache group, and its repetitions. `call` is in progress, or its answer is not used yet.
     `pending`: the last answer was pending, and the next lookup is due at `next_at`. `pending_in`:
     the last step in which the answer was pending; in this step it is pending for all chunks. `end`:
     the request may load the chunks before this number; None until the first decision; 0 for a
