@@ -22,7 +22,9 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Metrics:
-    """Samples at one moment, or their growth between two moments."""
+    """The values of Prometheus samples at one moment, or their growth between two moments, by name
+    and labels.
+    """
 
     samples: Mapping[tuple[str, Labels], float] = field(default_factory=dict)
 

@@ -43,7 +43,7 @@ class ReadyQueue:
         self.changed.set()
 
     def pop(self) -> Waiting:
-        """Returns a client; the queue must not be empty."""
+        """Removes and returns the client that asks next. The queue must not be empty."""
         index = 0 if self.policy == "fifo" else self.rng.randrange(len(self.waiting))
         return self.waiting.pop(index)
 

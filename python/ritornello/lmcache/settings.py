@@ -1,4 +1,4 @@
-"""Settings in `adapter_params`."""
+"""Settings of both adapters, in `adapter_params` of LMCache's option `--l2-adapter`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

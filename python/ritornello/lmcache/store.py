@@ -105,7 +105,7 @@ class LMCacheStore(FailSafeStore):
         return self.call("put", action, None)
 
     def delete(self, scope: "Scope", keys: Sequence[bytes]) -> bool:
-        """Returns whether the call succeeded."""
+        """Deletes the pages `keys` of a scope. Returns whether the call succeeded."""
 
         def action(store: "Store") -> bool:
             store.delete(scope, keys)

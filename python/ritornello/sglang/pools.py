@@ -94,7 +94,7 @@ class PoolRead:
             part.wait(moment)
 
     def cancel(self) -> None:
-        """Lets the read begin no further operations."""
+        """Makes the read begin no further I/O. I/O in flight still writes to memory."""
         for part in self.parts:
             part.cancel()
 

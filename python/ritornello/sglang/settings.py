@@ -1,4 +1,4 @@
-"""Settings in `--hicache-storage-backend-extra-config`."""
+"""Settings of the storage, in SGLang's option `--hicache-storage-backend-extra-config`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ ENGINE_TIERS = EngineTiers(
 
 
 class Settings(StoreSettings):
-    """The store's settings."""
+    """The settings of SGLang's storage: those of `StoreSettings`, and no others."""
 
     __slots__ = ()
 

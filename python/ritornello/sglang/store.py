@@ -43,7 +43,7 @@ class Read:
             self.ticket.wait(left if left < inf else None)
 
     def cancel(self) -> None:
-        """Lets the get begin no further operations. Operations in flight still write to memory."""
+        """Makes the get begin no further I/O. I/O in flight still writes to memory."""
         if self.ticket is not None:
             self.ticket.cancel()
 

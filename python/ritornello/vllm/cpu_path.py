@@ -155,7 +155,9 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         return ""
 
     def _block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
-        """Returns the layout of the blocks of a group."""
+        """Returns the name that scopes give to the arrangement of bytes in the blocks of the KV
+        cache group with this `spec`.
+        """
         return kernels.block_layout(vllm_config, spec)
 
     def _loads_apart(self) -> bool:

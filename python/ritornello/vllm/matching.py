@@ -110,7 +110,7 @@ class Matcher:
         return match
 
     def cancel_lookup(self, hashes: Sequence[bytes], tokens: int) -> None:
-        """Cancels the transfers of a `lookup` that was pending."""
+        """Cancels the fetches from a remote that a pending `lookup` of the same `tokens` began."""
         for bundle in self._whole:
             pages = range(self._floor(tokens) // bundle.page_tokens)
             keys = self.keys(bundle.groups[0], hashes, pages)

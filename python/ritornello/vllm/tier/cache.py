@@ -48,9 +48,9 @@ class Found(NamedTuple):
 
 
 class TierCache(ChunkStore):
-    """The tier is a cache over several tiers. `waits_for_remote`: lookups are pending while chunks
-    are fetched; otherwise their answers are about this machine, and chunks are fetched for later
-    lookups.
+    """The cache of a tier that is a cache over several tiers. `waits_for_remote`: lookups are
+    pending while chunks are fetched; otherwise their answers are about this machine, and chunks are
+    fetched for later lookups.
     """
 
     def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:

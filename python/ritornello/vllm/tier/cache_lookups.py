@@ -1,4 +1,4 @@
-"""Lookups in a cache over several tiers.
+"""Answers vLLM's lookups of chunks if the tier is a cache over several tiers.
 
 Invariants:
 * A lookup names all chunks of its prompt from the first, also chunks that vLLM already has, because

@@ -1,4 +1,4 @@
-"""State of requests and of their lookups."""
+"""The state that the tier keeps for each of vLLM's requests, and for their lookups."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -105,7 +105,7 @@ class ChunkStore(FailSafeStore):
 
 
 class TierStore(ChunkStore):
-    """The tier is one store."""
+    """The store of a tier that is one store, not a cache over several tiers."""
 
     def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:
         self._is_owner: bool | None = None

@@ -1,4 +1,4 @@
-"""Lookups in one store."""
+"""Answers vLLM's lookups of chunks if the tier is one store."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter

@@ -172,7 +172,7 @@ class Tier:
     # Jobs.
 
     def load(self, transfer: Transfer) -> None:
-        """Starts to fill rows of the host tier."""
+        """Starts a job that fills the rows of `transfer` in the host tier from the store."""
         context: Context = transfer.req_context
         keys, state = list(transfer.keys), self._peek_state(context)
         # The load takes over the leases that lookups of its request acquired in this step.

@@ -75,5 +75,5 @@ class ChangeCounters:
 
 
 def count_in(reading: bytes | mmap.mmap, slot: int) -> int:
-    """Returns one of the counts of a reading."""
+    """Returns the count of the counter `slot` in a reading (`ChangeCounters.read`)."""
     return int.from_bytes(reading[slot * SLOT : (slot + 1) * SLOT], "little")

@@ -214,7 +214,9 @@ _hooks = EngineHooks()
 
 
 def guard_of_engine() -> WeightGuard:
-    """Returns a guard. Called while vLLM constructs its scheduler."""
+    """Returns a guard for the engine core that vLLM is constructing. Called while vLLM constructs
+    its scheduler.
+    """
     from vllm.v1.engine.core import EngineCore
 
     return _hooks.guard(EngineCore)

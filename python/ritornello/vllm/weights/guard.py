@@ -91,7 +91,9 @@ class WeightGuard:
             self.begin_epoch()
 
     def mark_used(self) -> None:
-        """Called when the engine is about to compute."""
+        """Called before a step of an engine with unfinished requests: from now on its caches may
+        hold pages.
+        """
         self._idle_since_cover = False
 
     def cover_if_unused(self) -> None:

@@ -96,7 +96,7 @@ class WeightWatch:
             logger.info("ritornello: the weights may have changed (%s)", what)
 
     def check(self) -> None:
-        """Counts a change of the parameters' state."""
+        """Counts a change if the parameters' state differs from the baseline."""
         with self._lock:
             self._checked_at = self._clock()
             if not self._baseline_stale and self._parameters.state_changed():
@@ -104,7 +104,9 @@ class WeightWatch:
                 self._take_baseline()
 
     def sample(self) -> None:
-        """Calls `check`, and counts a change of the parameters' sampled bytes."""
+        """Calls `check`, and counts a change if the parameters' sampled bytes differ from the
+        baseline.
+        """
         with self._lock:
             self.check()
             self._sampled_at = self._clock()
