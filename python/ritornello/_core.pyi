@@ -502,8 +502,8 @@ class Store:
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def drop_scope(self, scope: Scope) -> None: ...
     def scopes(self) -> list[tuple[Scope, int, int]]:
-        """Returns the scopes in the store, in order of registration, with their pages and bytes on
-        disk.
+        """Returns the scopes in the store, in order of registration, each with its number of pages
+        and its bytes on disk.
         """
     def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
         """Returns keys of a scope, earlier puts first, and the `after` of the next call, 0 if no
@@ -565,7 +565,9 @@ class Lookup:
     def state(self) -> Literal["ready", "querying", "loading"]: ...
     @property
     def spans(self) -> list[tuple[TierName, int]]:
-        """Tiers of the leading pages, in order; remote pages only if the remote has answered."""
+        """The tiers of the leading pages, in order, each with its number of consecutive pages;
+        remote pages only if the remote has answered.
+        """
     @property
     def local(self) -> int:
         """Leading pages that are on this machine."""
@@ -692,7 +694,7 @@ class Cache:
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
     def record_load(self, tier: str, bytes: int, seconds: float) -> None:
-        """Records a load that `take_loads` of another process returned."""
+        """Records a load that `take_loads` of another process returned, for this process's gate."""
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
     def record_outcome(self, found: Lookup, seconds: float) -> None:

@@ -122,7 +122,8 @@ def _forward(name: str, declared: Any, target: Callable[[Any], Any]) -> Any:
     def forward(owner: Any, *args: Any, **named: Any) -> Any:
         return getattr(target(owner), name)(*args, **named)
 
-    # `functools.wraps` would copy `__isabstractmethod__`.
+    # `functools.wraps` would copy `__isabstractmethod__`: a connector with this method would then
+    # be an abstract class, of which Python makes no instance.
     forward.__name__, forward.__doc__ = name, declared.__doc__
     forward.__wrapped__ = declared  # type: ignore[attr-defined]
     return forward

@@ -52,7 +52,8 @@ class SavePlan:
         self._deferred = DeferredSaves() if composed else None
         self._step = 0
         self._wakes: dict[int, list[str]] = {}
-        # Requests that are examined in the next step in any case.
+        # Requests that are examined for full pages in the next step, however many of their tokens
+        # it computes.
         self._due_requests: list[str] = []
 
     def bind_cache(self, cache: CacheManager) -> None:
