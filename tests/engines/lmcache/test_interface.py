@@ -1,4 +1,4 @@
-"""The adapter interface of every tested LMCache, read from its sources without importing them, and
+"""The adapter interface of each tested version of LMCache, read from sources without imports, and
 the names that the installed LMCache's bridge to native clients gives to objects.
 """
 

@@ -26,7 +26,7 @@ def reader() -> InMemoryMetricReader:
 
 def read(reader: InMemoryMetricReader, store: str) -> dict[str, Any]:
     """Returns the values of one store's counters. The key of a value is the counter's name without
-    `PREFIX`, or "name:reason" if the counter has a reason.
+    `PREFIX`, or "name:reason" if the value has the attribute `reason`.
     """
     data = reader.get_metrics_data()
     amounts = {}

@@ -1,4 +1,4 @@
-"""Adapters made by LMCache's factory over a disk and a remote."""
+"""Adapters, made by LMCache's factory, that keep objects in a disk tier and a remote."""
 
 import time
 from pathlib import Path

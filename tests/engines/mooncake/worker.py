@@ -1,4 +1,5 @@
-"""A worker process, started with the arguments `hold MASTER` or `use MASTER DIR`.
+"""A worker process, started with the arguments `hold MASTER` or `use MASTER DIR`. MASTER is the
+address of `mooncake_master`, DIR the directory of the worker's host tier.
 
 With `use` the process reads commands, one per line: `put NAME` stores a prompt, `get NAME` finds
 and loads a prompt. The answer to a command is two numbers of pages; see `use`.

@@ -1,5 +1,5 @@
-"""Fixtures: a storage in this process on one store for the session, and a tiny model for servers
-of SGLang.
+"""Fixtures: our storage backend of SGLang in this process, on a store that all tests of the session
+share, and a tiny model for servers of SGLang.
 """
 
 import logging
@@ -42,9 +42,10 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attach(
     store_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Attach]:
-    """Returns a function that attaches a host pool (SGLang's KV buffer in host memory), as SGLang
-    does, to the session's store, to the store at `path` or, with `tiers`, to a store with these
-    settings. The model has 2 KV heads, a weight fingerprint, and a name that is unique to the test.
+    """Returns a function that attaches the host pool `host` (SGLang's KV buffer in host memory) and
+    the side pools `sides`, as SGLang does, to the session's store, to the store at `path`, or to a
+    store that the settings `tiers` describe. The model has 2 KV heads, a weight fingerprint, and a
+    name that is unique to the test.
     """
     caplog.set_level(logging.INFO)
     name = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]

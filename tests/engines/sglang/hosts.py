@@ -1,5 +1,5 @@
-"""SGLang's own host pools (its KV buffers in host memory) with known bytes, and the transfer
-functions of SGLang's cache controller.
+"""SGLang's own host pools (its KV buffers in host memory) with known bytes, and a cache controller
+of SGLang that has only its functions for transfers.
 """
 
 import hashlib

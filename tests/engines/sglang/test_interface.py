@@ -1,4 +1,4 @@
-"""The storage interface of every tested SGLang, read from its sources without importing them, and
+"""The storage interface of each tested version of SGLang, read from sources without imports, and
 the storage that the factory of the installed SGLang constructs.
 """
 
@@ -41,8 +41,8 @@ POOLS = "sglang.srt.mem_cache.pool_host"
 CONTROLLER = "sglang.srt.managers.cache_controller"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
-# Classes that declare SGLang's options, by namespace: an object of `get_model()` has the options of
-# the class `Model`, and so on. `ServerArgs` has the options of all these classes.
+# Classes that declare SGLang's options, by namespace: SGLang's function `get_model` returns an
+# object with the options of the class `Model`. `ServerArgs` has the options of all these classes.
 FIELDS = {
     name: (f"sglang.srt.arg_groups.fields.{name}", name.capitalize())
     for name in ("device", "memory", "model", "observability", "parallel", "serving", "spec")
@@ -140,8 +140,9 @@ def test_transfers_own_their_memory(sources: Sources) -> None:
     assert "operation.hash_value[i:i + STORAGE_BATCH_SIZE]" in batches
     assert "operation.host_indices[i * self.page_size:" in batches
     assert "transfer.indices_from_pool == PoolName.KV" in batches
-    # SGLang's thread reports the end of an operation only after `METHOD` has returned; then the
-    # operation's memory is freed. The derived controller calls `METHOD` of its base class, and does
+    # SGLang's thread for prefetches reports the end of an operation only after the method `METHOD`
+    # has returned; then the operation's memory is freed. The derived controller calls this method
+    # of its base class, and does
     # not use the operation's memory elsewhere.
     thread = ast.unparse(base["prefetch_io_aux_func"])
     assert thread.index(f"self.{METHOD}(operation)") < thread.index("completed_req=True")

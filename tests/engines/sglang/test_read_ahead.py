@@ -1,4 +1,6 @@
-"""Batches that are read ahead, on SGLang's real controllers, operations and host pools."""
+"""The storage begins to read the next batch of a prefetch before SGLang has the current batch: on
+SGLang's real controllers, operations and host pools.
+"""
 
 from contextlib import nullcontext
 from queue import Queue

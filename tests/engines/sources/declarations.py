@@ -26,8 +26,8 @@ PLAIN_BASES = frozenset(
 
 
 class Declared(NamedTuple):
-    """A statement in `module` that declares a name. `function`: the method that contains it, if it
-    assigns to `self`.
+    """A statement in `module` that declares a name. `function`: the method that contains the
+    statement, if the statement assigns to an attribute of `self`.
     """
 
     module: str

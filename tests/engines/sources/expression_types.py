@@ -129,7 +129,9 @@ class Types:
 
 
 class Scope:
-    """A place in `module`, in the class `owner` if it is in one. `names`: types of local names."""
+    """The scope of a piece of code in `module`, inside the class `owner` unless that is "".
+    `names`: the types of local names.
+    """
 
     def __init__(
         self,
@@ -149,7 +151,9 @@ class Scope:
                 self.assign(part, None)
 
     def inside(self, generators: Sequence[ast.comprehension]) -> "Scope":
-        """Returns the scope in which the names of comprehensions are known."""
+        """Returns the scope inside a comprehension, which knows the loop variables of `generators`,
+        the comprehension's `for` clauses.
+        """
         inner = Scope(self.types, self.module, self.owner, self.names)
         for generator in generators:
             container = inner.type_of(generator.iter)

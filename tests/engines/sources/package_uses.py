@@ -82,8 +82,8 @@ class PackageUses:
             self._check_call(function.inner.name, taken, node, place)
 
     def adapters(self) -> Iterator[tuple[str, ast.ClassDef, dict[str, Declared]]]:
-        """Yields our classes that derive from the engine's: module, class, and the members of the
-        engine's bases.
+        """Yields our classes that derive from classes of the engine: module, class, and the members
+        that the class inherits from the engine's classes.
         """
         for module in self.modules:
             for node in self.sources.tree(module).body:
@@ -97,8 +97,8 @@ class PackageUses:
 
     def overrides(self) -> Iterator[tuple[str, Function, Function, bool]]:
         """Yields our overrides of the engine's methods, except constructors: name, override, the
-        engine's method, and whether `ritornello.connector.interface.accept_defaults` lets it take
-        further optional parameters.
+        engine's method, and whether `ritornello.connector.interface.accept_defaults` lets the
+        override take further optional parameters.
         """
         for module, node, theirs in self.adapters():
             lenient = f"accept_defaults({node.name}, " in self.sources.text(module)
@@ -156,7 +156,7 @@ class PackageUses:
 
 
 class _Visitor(ast.NodeVisitor):
-    """Records the uses below a node, in source order."""
+    """Records in `uses` the uses of the engine below a node of a syntax tree, in source order."""
 
     def __init__(self, uses: PackageUses, scope: Scope) -> None:
         self.uses, self.scope = uses, scope

@@ -9,8 +9,8 @@ For each prompt the reply holds the tokens of two or more answers:
                               were filled with noise
 
 For each answer the reply also holds how many tokens of the prompt came from the store
-(`first_hits`, ...), how many drafts were accepted (`first_accepted`, ...), and how many pages
-failed (`first_failed`, ...). Besides, the reply holds the connector's `counts`, and the
+(`first_hits`, ...), how many draft tokens were accepted (`first_accepted`, ...), and how many pages
+failed to load (`first_failed`, ...). Besides, the reply holds the connector's `counts`, and the
 `draft_layers`: the names of the draft model's attention layers.
 """
 

@@ -19,7 +19,9 @@ NO_STORE = {"ritornello.no_store": True}
 
 
 def composed(store: str, order: list[str]) -> dict[str, Any]:
-    """Returns a configuration as users write it, without `kv_load_failure_policy`."""
+    """Returns vLLM's `kv_transfer_config` for a MultiConnector with the connectors `order`. As in
+    users' configurations, `kv_load_failure_policy` is not set.
+    """
     children = {
         "ritornello": connector(path=store, capacity="1GiB"),
         "lender": {

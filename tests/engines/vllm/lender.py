@@ -1,6 +1,6 @@
-"""Another connector beside Ritornello: it remembers the blocks of a prompt in this process's memory
-and lends them to later requests with the same prompt, before the step that computes the remaining
-tokens.
+"""A connector that runs beside Ritornello's in MultiConnector: it copies the blocks of a prompt to
+this process's memory, and loads them for later requests with the same prompt at the start of the
+step that computes the remaining tokens.
 
 Like NIXL's connector, it sends a handshake, and does not accept the handshake of another connector.
 """

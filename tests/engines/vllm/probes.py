@@ -42,7 +42,7 @@ def digests(worker: WorkerSide, pages: PageBlocks) -> Iterator[tuple[bytes, int,
 class Digests:
     """Digests of blocks by key and cache group, at each save and after each load. A key may have
     several digests at save, because a recomputed page may differ in its last bits and is offered
-    again.
+    to the store again.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,9 @@ class Digests:
 
 
 class BadOutcome:
-    """An outcome in which some pages failed."""
+    """The outcome of a get, derived from the outcome `good`: the pages at the indices `bad` failed
+    too.
+    """
 
     def __init__(self, good: Any, bad: Sequence[int]) -> None:
         self.ok = [ok and place not in bad for place, ok in enumerate(good.ok)]

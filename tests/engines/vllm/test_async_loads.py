@@ -1,5 +1,5 @@
-"""Loads for which no step waits: answers, failures, aborts, and blocks that are not reused while a
-load fills them.
+"""Asynchronous loads, for which no step of vLLM's engine waits: answers, failures, aborts, and
+blocks that are not reused while a load fills them.
 """
 
 from collections.abc import Iterator

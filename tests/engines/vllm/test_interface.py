@@ -1,4 +1,4 @@
-"""The connector interface of every tested vLLM, read from its sources without importing them.
+"""The connector interface of each tested version of vLLM, read from sources without imports.
 
 `package_uses` finds what the package uses of objects that have a type. The tests list the other
 uses: attributes of objects without a type, and lines of vLLM's code on which the package relies,

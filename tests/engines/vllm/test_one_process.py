@@ -1,4 +1,6 @@
-"""Scheduler and worker in one process: answers, bytes, and failing loads."""
+"""vLLM with scheduler and worker in one process: answers from stored pages, the bytes of loaded
+blocks, and failing loads.
+"""
 
 from pathlib import Path
 from time import monotonic, sleep

@@ -1,5 +1,5 @@
-"""The connector uses weak hashes only if the store's policy permits them; the tests configure it
-with stand-ins for vLLM's configuration.
+"""The connector uses weak hashes only if the store's policy permits them; the tests configure the
+connector with stand-ins for vLLM's configuration.
 """
 
 import logging

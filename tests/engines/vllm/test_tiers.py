@@ -1,5 +1,5 @@
-"""A vLLM over several tiers: each start is a different machine, or the same machine after a
-restart.
+"""vLLM with the connector on several tiers: each start of vLLM stands for a different machine, or
+for the same machine after a restart.
 """
 
 import shutil

@@ -157,7 +157,8 @@ def change(model: str, store: str) -> WeightScenario:
     engine.ask("files 1", 1)
     engine.ask("adapter 1", 1, adapter)
     engine.forget()
-    # A call changes the weights, and the reset that follows it covers vLLM's own cache only.
+    # A call changes the weights. The reset that follows empties vLLM's prefix cache, and does not
+    # reset vLLM's connector.
     engine.call(flip)
     engine.reset()
     engine.compare("after a call", 1)
@@ -185,8 +186,8 @@ def change(model: str, store: str) -> WeightScenario:
     engine.compare("adapter replaced", 5, adapter)
     engine.ask("adapter replaced, base", 5)
     engine.engine.forget()
-    # The worker detects changes that no call announces by the versions of the parameters, and by a
-    # sample of their bytes.
+    # The worker detects changes that no call announces by PyTorch's version counters of the
+    # parameters, and by a sample of their bytes.
     engine.unseen(flip)
     engine.compare("unannounced", 5)
     engine.ask("unannounced, new epoch", 5)

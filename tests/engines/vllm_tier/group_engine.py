@@ -65,7 +65,7 @@ class GroupEngine:
         self._worker.register_kv_caches(caches)
         self._groups = groups
         self._memory = next(iter(caches.values())).untyped_storage()
-        # The first token that was computed, by request.
+        # The index of the first token that was computed for each request, by the request's name.
         self._begun: dict[str, int] = {}
         # No worker that counts changes of the weights runs here, and without one a `WeightGuard`
         # treats the weights as changed. So remove it from the data path and from the tier.
