@@ -29,8 +29,8 @@ def store(where: Path) -> Iterator[rt.Store]:
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
-    """Returns a function that makes connectors' stores at `tmp_path/kv`, and closes the stores
-    after the test.
+    """Returns a function that makes a store as connectors do, at `tmp_path/kv`, and closes these
+    stores after the test.
     """
     fail_safes: list[FailSafeStore] = []
 
@@ -47,8 +47,8 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
 
 @pytest.fixture
 def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
-    """Returns a function that makes disks by name, size in MiB and file system, and frees their
-    devices after the test.
+    """Returns a function that makes a loop device with a file system, given a name, the size in MiB
+    and the kind of file system, and frees these devices after the test.
     """
     with or_skip():
         check_disks()
@@ -66,8 +66,8 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
 
 @pytest.fixture
 def slow_disk(request: pytest.FixtureRequest, make_disk: Callable[..., Disk]) -> Disk:
-    """A disk of 512 MiB whose writes can be throttled. The fixture's parameter is the file system,
-    by default ext4.
+    """A file system on a loop device of 512 MiB whose writes can be throttled. The fixture's
+    parameter is the kind of file system, by default ext4.
     """
     with or_skip():
         check_throttle()

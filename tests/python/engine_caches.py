@@ -230,7 +230,9 @@ class LMCacheLookup(EngineLookup):
 
 
 class LMCacheCache(EngineCache):
-    """The store of objects that both of LMCache's interfaces use; each page is one object."""
+    """The `ObjectStore` that our adapter and our native client for LMCache use; each page is one
+    object.
+    """
 
     chained = False
     FAMILY = Family("org/model-7b", 0, "")

@@ -56,8 +56,8 @@ class Module:
         self.paths: set[Name] = set()
 
 
-# The modules of a crate or package by name; the first part of a name is the name of the crate or
-# package.
+# The modules of a crate or package by name. The first part of a name is "crate" in a crate, and the
+# package's name in a package.
 Modules = dict[Name, Module]
 
 

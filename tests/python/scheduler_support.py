@@ -1,5 +1,5 @@
-"""The scheduler's side of vLLM's connector, over a store that is a set of keys, and stand-ins for
-vLLM's requests and blocks.
+"""The scheduler's side of vLLM's connector with stand-ins for the store, which only remembers keys,
+and for vLLM's requests and blocks.
 """
 
 from types import SimpleNamespace

@@ -88,8 +88,8 @@ MODELS = {
 
 
 def settings(folder: Path, place: str, engine: str) -> dict[str, Any]:
-    """Returns the connector's settings of `engine`: one path for all engines, or each its own disk
-    over one remote.
+    """Returns the connector's settings of `engine`. If `place` is "path", all engines use the same
+    store; otherwise each engine has a separate disk, and all use the same remote.
     """
     if place == "path":
         return {"path": str(folder / "store"), "capacity": "1GiB"}

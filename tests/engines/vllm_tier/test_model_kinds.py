@@ -21,8 +21,8 @@ PROMPTS = [prompt(21, 600), prompt(22, 700)]
 @dataclass(frozen=True)
 class Case:
     """`shape`: the model's shape in `engines/vllm/make_model.py`. `kinds`: the kinds of its KV
-    cache groups. `disk`: for each prompt, how many of its tokens the second engine loads.
-    `options`: vLLM's options.
+    cache groups. `disk`: for each of `PROMPTS`, how many of its tokens the second engine loads from
+    the store on disk. `options`: vLLM's options.
     """
 
     shape: str

@@ -1,6 +1,6 @@
-"""The tier under vLLM's real tiering manager, which moves chunks (here single blocks) between
-device, host memory and tiers: answers, bytes, failing loads, aborted requests, resets of the cache,
-and a missing store.
+"""Our tier under vLLM's real tiering manager, which moves chunks (here single blocks) between
+device, host memory and secondary tiers: answers, bytes, failing loads, aborted requests, resets of
+the cache, and a missing store.
 """
 
 from time import monotonic, sleep
@@ -188,7 +188,8 @@ def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     assert ask(engine, known) == changed
     engine.forget_all()
     assert ask(engine, known) == {"tokens": changed["tokens"], "cached": cached(known)}
-    # Restores the weights and the namespace of the files, as in an engine that was started again.
+    # Restores the weights of the model's files and the namespace of these weights, as in an engine
+    # that was started again.
     engine.llm.collective_rpc(flip)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
     engine.tier._set_namespace(files)

@@ -1,4 +1,4 @@
-"""The tier through vLLM's interface, called as vLLM's tiering manager calls it: results, events,
+"""`RitornelloTier`, called as vLLM's tiering manager calls a secondary tier: results, events,
 counts, unsupported engines, and internal failures.
 """
 
@@ -219,8 +219,9 @@ def test_weak_hashes_need_permission(
 
 
 def test_configuration_of_other_engine_is_ignored(tmp_path: Path, host: Host) -> None:
-    """Equal settings are not enough: the settings in the stack frame must be the same object as in
-    the tier's configuration.
+    """The tier accepts a configuration of vLLM that it finds in a caller's stack frame only if its
+    `kv_connector_extra_config` is the same object as the `extra_config` of the tier's own
+    configuration, not only equal.
     """
     vllm_config, kv_cache_config = engine_of({}), SimpleNamespace()
     tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))

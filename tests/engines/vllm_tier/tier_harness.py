@@ -63,7 +63,7 @@ class TierEngine(Engine):
 
     @property
     def tier(self) -> Any:
-        """The `Tier` of our secondary tier."""
+        """The `ritornello.vllm.tier.tier.Tier` to which our secondary tier passes calls of vLLM."""
         (manager,) = self.manager.secondary_tiers
         return manager._tier
 

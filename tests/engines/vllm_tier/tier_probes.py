@@ -1,4 +1,6 @@
-"""Replaces methods of our secondary tier: records digests of rows, and makes loads fail."""
+"""Replaces methods of our secondary tier: records digests of rows of vLLM's host tier, each of which
+holds one chunk, and makes loads fail.
+"""
 
 import hashlib
 from collections.abc import Sequence
