@@ -103,7 +103,8 @@ def test_plan_has_each_setup_once_most_needed_first() -> None:
     limited = [i for i, setup in enumerate(plan) if setup.gate == "auto" and setup.rate_x]
     assert gates.index("never") > max(limited)
     # The set-ups with a fixed gate over a disk precede the set-ups with a fixed gate over S3, so
-    # that the gate's regret is known for the disk if time runs out.
+    # that the gate's regret, its loss against the better fixed gate, is known for the disk if time
+    # runs out.
     assert {setup.name for setup in plan[gates.index("never") :][:5]} == {HOST_DISK}
     assert {setup.name for setup in short_plan()} == {ALONE, HOST_DISK, HOST_S3}
 

@@ -1,4 +1,6 @@
-"""Overrides under an engine whose methods differ in parameters from the tested releases."""
+"""An adapter's overrides of methods of an engine, if the parameters of these methods differ from
+the tested releases of the engine.
+"""
 
 from typing import Any
 

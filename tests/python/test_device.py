@@ -41,7 +41,9 @@ UNTOUCHED = 0x3C
 
 @dataclass
 class Tensors:
-    """KV memory in NumPy arrays, with a view of `[blocks, bytes]` for each span of a page."""
+    """KV memory in NumPy arrays. A page is in one block, and consists of spans, parts that are each
+    contiguous in memory. `views`: for each span, an array of shape (blocks, bytes of the span).
+    """
 
     arrays: list[Bytes]
     views: list[Bytes]

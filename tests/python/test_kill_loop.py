@@ -29,8 +29,8 @@ SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
 # As the last argument of `CHILD` and of `scope_of`: every fifth sequence has long pages.
 LONG_PAGES = "long"
-# A program that puts sequences one after another, and reads old sequences. Flushes after every
-# third sequence, and then prints this sequence's name and number of stored pages.
+# A program that puts sequences of pages one after another, and reads old sequences. Flushes after
+# every third sequence, and then prints this sequence's name and number of stored pages.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
@@ -502,8 +502,8 @@ def test_kill_during_capacity_changes(tmp_path: Path) -> None:
 
 
 def read(store: rt.Store, names: range) -> int:
-    """Reads sequences of six pages each, and checks the bytes. Returns the number of leading pages
-    that are stored, over all sequences.
+    """Reads sequences of six pages each, and checks the bytes. Returns the sum of the numbers of
+    leading pages that are stored of each sequence.
     """
     came = 0
     for name in names:

@@ -1,4 +1,6 @@
-"""LMCache's native client on a real store, called as LMCache's bridge calls it."""
+"""Our native client for LMCache on a real store, called as LMCache's bridge to native clients calls
+it.
+"""
 
 import os
 import select

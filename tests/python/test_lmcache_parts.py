@@ -1,4 +1,6 @@
-"""LMCache's adapter by parts: names, formats, locks, key listing, settings, the interface."""
+"""Parts of our adapter for LMCache: object names, formats, locks, queries, key listing, settings,
+and the check of LMCache's interface.
+"""
 
 from dataclasses import make_dataclass
 from threading import Thread
@@ -388,8 +390,8 @@ def test_close_ends_pending_queries() -> None:
 
 
 def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the executor cannot start its thread, it calls the query as dropped, so that the query
-    reports its end to LMCache, which waits for the report.
+    """If the executor cannot start its thread, it calls the query with True, as a query that is
+    dropped, so that the query reports its end to LMCache, which waits for the report.
     """
     from threading import Event
 

@@ -1,4 +1,4 @@
-"""LMCache's adapter over tiers: settings, lookups that wait for a remote, a disk tier, and two
+"""Our adapter for LMCache over tiers: settings, lookups that wait for a remote, a disk tier, and two
 machines that share a remote.
 """
 
@@ -23,7 +23,7 @@ PAGE = 64 << 10
 FAMILY = Family("org/model-7b", 0, "")
 FORMAT = ObjectFormat(PAGE, "bfloat16[2,4,64,64]@KV_2LTD")
 EXPECTED = {0: FORMAT}
-# The format of objects that a server serializes before it stores them.
+# The format of objects that an LMCache server serializes before it stores them.
 SERIALIZED = ObjectFormat(PAGE // 2, f"uint8[{PAGE // 2}]@KV_2LTD")
 KEYS = [bytes(8) + key for key in keys_of("prompt", 5)]
 WAIT_SECONDS = 60.0

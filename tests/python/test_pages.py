@@ -1,4 +1,4 @@
-"""Types of pages for puts and gets: the bytes are returned unchanged."""
+"""The types of memory that puts and gets take as pages: a get returns the bytes of the put."""
 
 import mmap
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""One directory and many processes; forks; the end of a process."""
+"""Processes that share a store's directory, forked processes, and processes that end without
+closing their store.
+"""
 
 import os
 import textwrap

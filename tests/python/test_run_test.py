@@ -1,4 +1,6 @@
-"""The runner of Rust's test binaries, with a stand-in that prints what libtest prints."""
+"""`.cargo/run_test.py`, the runner of Rust's test binaries, on stand-ins for these binaries that
+print what libtest prints.
+"""
 
 import subprocess
 import sys

@@ -27,7 +27,7 @@ BYTES = 4 * 8 * 64 * 16 * 2 * 2
 
 
 class Host:
-    """Attributes of a host pool."""
+    """Stand-in for a host pool of SGLang that has only attributes."""
 
     layout, dtype, page_size = "page_head", "torch.bfloat16", 16
     start_layer, end_layer, layer_num, head_num, head_dim, v_head_dim = 4, 8, 4, 8, 64, 64

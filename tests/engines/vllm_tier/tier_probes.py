@@ -1,5 +1,5 @@
-"""Replaces methods of our secondary tier: records digests of rows of vLLM's host tier, each of which
-holds one chunk, and makes loads fail.
+"""Replaces methods of our secondary tier: records digests of rows of vLLM's host tier, one chunk in
+each row, and makes loads fail.
 """
 
 import hashlib
