@@ -1,5 +1,5 @@
-"""Our adapter for LMCache over tiers: settings, lookups that wait for a remote, a disk tier, and two
-machines that share a remote.
+"""Our adapter for LMCache over tiers: settings, lookups that wait for a remote, a disk tier, and
+two machines that share a remote.
 """
 
 import time

@@ -1,4 +1,6 @@
-"""Keys of prompts and times of prefills, from stand-ins for SGLang's classes."""
+"""The keys before a lookup's pages in their prompt, and the times of prefills, as observed on
+stand-ins for SGLang's classes.
+"""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,6 @@
-"""Batches of a prefetch that are read ahead, with stand-ins for SGLang's controller and storage."""
+"""The read of the next batch of a prefetch begins before SGLang has the current batch: with
+stand-ins for SGLang's controller and for our storage.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -296,8 +296,8 @@ def test_ended_prefetch_begins_no_lookup(
 
 
 class Failing:
-    """A cache whose lookups in the scopes `refused` raise an error. `leased`: the leases of lookups
-    that were not released; `times`: the durations of the leases.
+    """A cache whose lookups in the scopes `refused` raise an error. `leased`: the leases that
+    lookups returned and that were not released; `times`: the durations of the leases, in seconds.
     """
 
     def __init__(self, cache: Any, refused: Sequence[rt.Scope]) -> None:

@@ -69,8 +69,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def put(store: SGLangCacheStore, keys: Sequence[bytes], first: int | None = 0) -> int:
     """Puts the pages of `keys` except the first `first` keys, which are passed as the keys before
-    these pages. If `first` is None, puts the pages of all of `keys`, as pages of which SGLang does
-    not tell the keys before them.
+    these pages. If `first` is None, puts the pages of all of `keys`, as SGLang puts pages without
+    passing the keys before them.
     """
     before = None if first is None else keys[:first]
     piece = keys[first or 0 :]

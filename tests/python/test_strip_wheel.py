@@ -1,4 +1,6 @@
-"""`packaging/strip_wheel.py` strips the extension module of a wheel, and keeps its symbols."""
+"""`packaging/strip_wheel.py` strips the extension module of a wheel, and writes the symbols of the
+module to a separate file.
+"""
 
 import base64
 import ctypes

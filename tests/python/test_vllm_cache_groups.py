@@ -1,4 +1,6 @@
-"""The pages that a prefix needs, and the workers that hold and store each KV head."""
+"""The pages of each KV cache group that a prefix needs so that vLLM can resume after it, and the
+workers that hold and store each KV head.
+"""
 
 import pytest
 from vllm_shapes import TOKENS, cache_group

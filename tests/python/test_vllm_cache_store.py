@@ -1,4 +1,4 @@
-"""The connector's calls to a cache over tiers."""
+"""The calls that vLLM's connector makes to a cache over tiers."""
 
 import time
 from collections.abc import Iterator

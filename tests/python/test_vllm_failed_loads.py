@@ -1,4 +1,4 @@
-"""Blocks that a load did not fill: no page computed from them is kept or saved."""
+"""Blocks that a load did not fill: no page computed from them stays in vLLM's cache or is saved."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Properties that distinguish two engines' pages (configuration, weights); refused engines."""
+"""The properties of vLLM engines (configuration, weights) that separate one engine's pages from
+another's, and engines that the connector refuses.
+"""
 
 import json
 import struct

@@ -1,4 +1,5 @@
-"""The duration of prefill, from the steps that a scheduler sees."""
+"""The durations of prefills, derived from the beginnings and ends of the steps of vLLM's scheduler.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +43,9 @@ def test_prefill_of_one_prompt_has_its_earlier_and_new_tokens() -> None:
 
 
 def test_prompts_of_one_step_are_measured_as_one_prefill() -> None:
-    # Two prompts of 200 tokens have half the pairs of tokens of one prompt of 400 tokens. The
-    # equivalent prefill of 400 tokens would have fewer than 0 earlier tokens, so it has 0.
+    # For two prompts of 200 tokens attention computes half as many pairs of tokens as for one
+    # prompt of 400 tokens. The equivalent prefill of 400 tokens would have fewer than 0 earlier
+    # tokens, so it has 0.
     assert prefill_of(step({"a": (0, 200), "b": (0, 200)})) == (0, 400)
     assert prefill_of(step({"a": (300, 200)}, {"b": (700, 200)})) == (400, 400)
 

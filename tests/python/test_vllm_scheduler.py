@@ -1,5 +1,5 @@
-"""The scheduler's side with a stand-in for the store: pages promised to vLLM, leases, saves,
-resets.
+"""The scheduler's side of vLLM's connector, with a stand-in for the store: pages promised to vLLM,
+leases, saves, resets.
 """
 
 from typing import Any
@@ -387,8 +387,8 @@ def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None
     assert (whole.group, whole.blocks) == (0, (100, 101, 102))
     assert (window.group, window.first, window.blocks) == (1, 1, (201, 202))
     assert len(store.leases) == 2
-    # The windowed group is saved starting at its missing page, although full attention has pages 3
-    # and 4.
+    # The windowed group is saved starting at its missing page, although the store has pages 3 and 4
+    # of the group with full attention.
     side.complete_step(None, set(), {"r"})
     side.request_admitted(asked, BLOCKS, 0)
     saves = step(side, asked, 3 * TOKENS).saves

@@ -1,5 +1,5 @@
-"""The scheduler's side over several tiers: pending lookups, loads that are slower than computing,
-and the tiers from which tokens are loaded.
+"""The scheduler's side of vLLM's connector over several tiers: pending lookups, loads that are
+slower than computing, and the tiers from which tokens are loaded.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""vLLM's secondary tier without vLLM: lookups, loads and saves, with stores that cannot be opened,
-refuse pages, belong to another process, or were closed.
+"""Our secondary tier of vLLM's offloading, without vLLM: lookups, loads and saves, with stores that
+cannot be opened, refuse pages, belong to another process, or were closed.
 """
 
 import os

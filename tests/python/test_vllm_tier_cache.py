@@ -1,5 +1,5 @@
-"""vLLM's secondary tier over a disk and a remote, without vLLM: lookups that wait for the remote,
-the gate, and requests that end or whose weights change while a remote loads.
+"""Our secondary tier of vLLM's offloading over a disk and a remote, without vLLM: lookups that wait
+for the remote, the gate, and requests that end or whose weights change while a remote loads.
 """
 
 import os

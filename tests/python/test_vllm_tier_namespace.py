@@ -1,5 +1,6 @@
-"""The properties that distinguish two engines' chunks, engines that are refused, and the check of
-vLLM's interface of secondary tiers.
+"""Our secondary tier of vLLM's offloading: the properties of engines that separate one engine's
+chunks from another's, engines that are refused, and the check of vLLM's interface of secondary
+tiers.
 """
 
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ MACHINE = KernelPlatform("0.32.0", "cuda 9.0 None")
 
 
 def offloading(count: int = 1, **changes: Any) -> Any:
-    """Returns the used part of a vLLM `OffloadingConfig` with this number of groups."""
+    """Returns the part of a vLLM `OffloadingConfig` that our tier uses, with `count` groups."""
     parallel = {"tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
     parallel |= {name: changes.pop(name) for name in list(changes) if name in parallel}
     portable = changes.pop("is_parallelism_agnostic", False)

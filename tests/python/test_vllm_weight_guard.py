@@ -1,4 +1,6 @@
-"""The scheduler's side: a change of weights stops hits and saves until the caches are reset."""
+"""The scheduler's side of vLLM's connector: a change of weights stops hits and saves until vLLM's
+caches are reset.
+"""
 
 import mmap
 from types import SimpleNamespace
