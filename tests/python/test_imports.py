@@ -1,4 +1,6 @@
-"""The lint of imports finds import cycles, and follows names to the files that define them."""
+"""The lint of imports, `imports.py`, finds import cycles, and follows names to the files that
+define them.
+"""
 
 from pathlib import Path
 

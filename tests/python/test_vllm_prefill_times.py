@@ -1,5 +1,4 @@
-"""The durations of prefills, derived from the beginnings and ends of the steps of vLLM's scheduler.
-"""
+"""The durations of prefills, derived from the begins and ends of the steps of vLLM's scheduler."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -43,9 +42,9 @@ def test_prefill_of_one_prompt_has_its_earlier_and_new_tokens() -> None:
 
 
 def test_prompts_of_one_step_are_measured_as_one_prefill() -> None:
-    # For two prompts of 200 tokens attention computes half as many pairs of tokens as for one
-    # prompt of 400 tokens. The equivalent prefill of 400 tokens would have fewer than 0 earlier
-    # tokens, so it has 0.
+    # In two prompts of 200 tokens, attention computes half the number of pairs of tokens that it
+    # computes in one prompt of 400 tokens. The equivalent prefill of 400 tokens would have fewer
+    # than 0 earlier tokens, so it has 0.
     assert prefill_of(step({"a": (0, 200), "b": (0, 200)})) == (0, 400)
     assert prefill_of(step({"a": (300, 200)}, {"b": (700, 200)})) == (400, 400)
 

@@ -1,4 +1,6 @@
-"""Changes of parameters and adapters are detected, and counted, with stand-ins for vLLM."""
+"""Changes of a model's parameters and of LoRA adapters are detected and counted, with stand-ins for
+vLLM.
+"""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""A worker checks its weights and counts their changes, with stand-ins for vLLM."""
+"""A worker of vLLM checks its weights and counts their changes, with stand-ins for vLLM."""
 
 from pathlib import Path
 from types import SimpleNamespace

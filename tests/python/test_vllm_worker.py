@@ -1,4 +1,6 @@
-"""The worker's side and its store, with scripted tickets."""
+"""The worker's side of vLLM's connector and its store, with tickets whose outcomes the tests
+choose.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -416,7 +418,8 @@ def test_memory_that_became_unusable_stops_loads_and_saves(
     metadata = loading("b", asynchronous=True)
     side.load(metadata)
     side.save(metadata)
-    # The load of "a", which was submitted before, ends normally. No get or put follows it.
+    # The load of "a", which was submitted before the device failed, ends normally. No get or put
+    # follows it.
     assert len(store.outcomes) == 1
     assert side.take_completed_loads() == ({"a", "b"}, {"b"})
     report = side.results.take_report()
@@ -438,7 +441,7 @@ def test_loads_and_saves_begin_after_the_work_of_the_engine(
 
 @pytest.mark.parametrize("stream", [None, 0, 7])
 def test_core_learns_the_stream(broken_core: VllmStore, stream: int | None) -> None:
-    """The default stream is 0, so only None means that there is no stream."""
+    """CUDA's default stream is 0, so only None means that there is no stream."""
     calls: list[dict[str, Any]] = []
     assert broken_core.open()
     core = cast(Any, broken_core._store)

@@ -1,4 +1,6 @@
-"""Loads that arrive layer by layer while a step computes, with scripted tickets."""
+"""Loads that arrive layer by layer while a step computes, with tickets whose outcomes the tests
+choose.
+"""
 
 from time import monotonic
 from types import SimpleNamespace

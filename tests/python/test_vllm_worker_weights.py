@@ -1,4 +1,4 @@
-"""A worker neither loads nor saves pages after its weights have changed within an epoch."""
+"""A worker of vLLM neither loads nor saves pages after its weights have changed within an epoch."""
 
 import pytest
 from worker_support import KEYS, FakeStore, loading, outcome, ready, saving

@@ -1,5 +1,5 @@
-"""The lint of comments marks sentences that are not in plain technical English, and marks neither
-plain sentences nor code. ARCHITECTURE.md names files that exist.
+"""The lint of comments, `words.py`, marks sentences that are not in plain technical English, and
+marks neither plain sentences nor code. ARCHITECTURE.md names files that exist.
 """
 
 import re

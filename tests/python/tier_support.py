@@ -1,4 +1,6 @@
-"""A tier without vLLM: a host tier in anonymous shared memory, and vLLM's arguments."""
+"""Our secondary tier of vLLM's offloading, without vLLM: a host tier in anonymous shared memory,
+and stand-ins for the objects that vLLM passes to the tier.
+"""
 
 import hashlib
 import mmap
@@ -188,8 +190,9 @@ class TierHarness:
         return done
 
     def leases(self) -> int:
-        """Returns the number of leases of the store or, with several tiers, of the disk. With
-        several tiers, waits at most a second for the leases of background writes to end.
+        """Returns the number of leases of the store or, with several tiers, of the disk tier's
+        store. With several tiers, waits at most a second for the leases of background writes to
+        end.
         """
         assert self.store._store is not None
         if not self.tier.has_tiers:

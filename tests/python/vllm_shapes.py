@@ -1,4 +1,6 @@
-"""Small models for the tests of the vLLM connector: cache groups, identities, stores."""
+"""Cache groups and identities of small models, and a stand-in for the store, for tests of vLLM's
+connector.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,8 +48,8 @@ def identity(*groups: CacheGroup, ranks: int = 1, hash_tokens: int = TOKENS) -> 
 
 @dataclass
 class FakeStore:
-    """Stand-in for the connector's store: the keys of its pages, by epoch and object, and the
-    leases that were not released.
+    """Stand-in for the connector's store. `pages`: epoch, object and key of each stored page.
+    `leases`: the leases that were not released.
     """
 
     pages: set[tuple[bytes, ObjectId, bytes]] = field(default_factory=set)

@@ -1,4 +1,6 @@
-"""A worker's side whose store has scripted outcomes."""
+"""The worker's side of vLLM's connector, with a stand-in for the store whose gets and puts have the
+outcomes that a test chooses.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
-"""Schemathesis: sends requests that follow from the OpenAPI document, valid and invalid, and
-compares the answers with the document.
+"""Schemathesis sends valid and invalid requests to the service, which it derives from the service's
+OpenAPI document, and compares the answers with the document.
 """
 
 import os

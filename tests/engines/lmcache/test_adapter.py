@@ -21,8 +21,8 @@ import ritornello as rt
 
 SHAPE = (2, 4, 64, 64)
 OBJECT = 2 * 4 * 64 * 64 * 2
-# A chunk of 256 tokens of Llama-3.1-405B with all KV heads on one rank: the chunk with the most
-# bytes in docs/models.md.
+# A chunk of 256 tokens of Llama-3.1-405B with all KV heads on one rank. No chunk in docs/models.md
+# has more bytes.
 LONG_SHAPE, LONG_OBJECT = (2, 126, 256, 8 * 128), 126 * MIB
 
 
