@@ -129,7 +129,7 @@ class VllmLookup(EngineLookup):
 
 
 class VllmTierCache(EngineCache):
-    """The secondary tier of vLLM's offloading."""
+    """Our secondary tier of vLLM's offloading, without vLLM."""
 
     def __init__(self, tiers: Sequence[str], path: Path, **settings: Any) -> None:
         self._rig = TierHarness(path, tiers=list(tiers), **settings)
@@ -197,7 +197,7 @@ class SGLangLookup(EngineLookup):
 
 
 class SGLangCache(EngineCache):
-    """SGLang's storage backend."""
+    """The cache that our storage backend for SGLang uses."""
 
     SCOPE = rt.Scope.opaque("sglang", PAGE_BYTES, chained=True)
 

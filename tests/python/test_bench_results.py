@@ -1,4 +1,6 @@
-"""Results of the serving benchmark, `ritornello.bench`: statistics, counters, rows, command."""
+"""Results of the serving benchmark, `ritornello.bench`: statistics, the servers' counters, the rows
+of its report, and its command.
+"""
 
 import json
 import random
@@ -183,7 +185,7 @@ def test_ttfts_are_grouped_by_session() -> None:
 
 
 def told(servers: Sequence[FakeOpenAI], *arguments: str) -> int:
-    """Runs the command in a thread of the servers' process, and returns its exit status."""
+    """Runs the benchmark's command in a thread of the servers' process. Returns its exit status."""
     import asyncio
 
     async def test(urls: list[str]) -> int:

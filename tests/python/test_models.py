@@ -1,5 +1,6 @@
-"""The table of models in docs/models.md: its figures follow from the shapes. A store serves chunks
-of each size through the core and LMCache's client, and rows of each size through vLLM's tier.
+"""The table of models in docs/models.md: its figures follow from the models' shapes. A store serves
+chunks of each size through `ritornello.Store` and through our native client for LMCache, and rows
+of vLLM's host tier of each size through our secondary tier of vLLM's offloading.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""Processes killed at any moment: flushed pages are stored, and stored pages are right.
+"""Processes killed at any moment: flushed pages are stored, and stored pages are right. The
+processes put sequences of one to seven pages; the name of a sequence is a number.
 
 The oracle is the children's standard output: a child prints a line only after the flush that the
 line reports has returned. A page's bytes follow from its key, so that every byte read can be

@@ -1,5 +1,5 @@
-"""Whether reads go through staging memory: depends on the disk, and on whether the target memory
-consists of huge pages.
+"""The choice whether reads go through staging memory. It depends on the disk, and on whether the
+memory that the reads fill consists of huge pages.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""Engines with speculative decoding: which drafts are served, and what identifies their KV."""
+"""Engines with speculative decoding: which drafts the connector and our tier serve, and which
+properties of a draft model distinguish its KV.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,6 @@
-"""The KV memory of a worker on a device: how its blocks are arranged."""
+"""The KV memory of a worker on a device: the names of the arrangements of its blocks, the order of
+saves and the engine's work, and a device that fails.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

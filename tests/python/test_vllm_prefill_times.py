@@ -1,4 +1,4 @@
-"""The durations of prefills, derived from the begins and ends of the steps of vLLM's scheduler."""
+"""The durations of prefills, derived from when the steps of vLLM's scheduler begin and end."""
 
 from types import SimpleNamespace
 from typing import Any

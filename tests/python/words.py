@@ -175,8 +175,8 @@ def files() -> Iterator[Path]:
 
 
 def part_of(path: Path) -> str:
-    """Returns the part that counts a file: its crate, or its folder at the top level; `.` for a
-    file at the top level.
+    """Returns the name of the part to which a file belongs: its crate, or its folder at the top
+    level; `.` for a file at the top level.
     """
     parts = path.relative_to(ROOT).parts[:-1]
     return "/".join(parts[: 2 if parts[:1] == ("crates",) else 1]) or "."

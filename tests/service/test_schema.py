@@ -1,5 +1,5 @@
-"""Schemathesis sends valid and invalid requests to the service, which it derives from the service's
-OpenAPI document, and compares the answers with the document.
+"""Schemathesis derives valid and invalid requests from the service's OpenAPI document, and compares
+the service's answers with the document.
 """
 
 import os

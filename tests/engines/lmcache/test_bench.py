@@ -1,4 +1,4 @@
-"""`lmcache bench l2`, with verification on, through both kinds of adapters."""
+"""`lmcache bench l2`, with verification on, through both kinds of `AdapterKind`."""
 
 import subprocess
 import sys

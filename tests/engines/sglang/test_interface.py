@@ -142,8 +142,7 @@ def test_transfers_own_their_memory(sources: Sources) -> None:
     assert "transfer.indices_from_pool == PoolName.KV" in batches
     # SGLang's thread for prefetches reports the end of an operation only after the method `METHOD`
     # has returned; then the operation's memory is freed. The derived controller calls this method
-    # of its base class, and does
-    # not use the operation's memory elsewhere.
+    # of its base class, and does not use the operation's memory elsewhere.
     thread = ast.unparse(base["prefetch_io_aux_func"])
     assert thread.index(f"self.{METHOD}(operation)") < thread.index("completed_req=True")
     override = ast.unparse(derived["_page_transfer_with_stable_layout"])

@@ -14,7 +14,7 @@ FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 
 
 def exported(name: str, **labels: str) -> float:
-    """Returns a counter of this process, with the labels of a single rank."""
+    """Returns the value of a counter that this process exports with the labels of a single rank."""
     ranks = ("tp_rank", "dp_rank", "pp_rank", "attn_cp_rank")
     known = {"storage_backend": "dynamic", "pp_size": "1", "attn_cp_size": "1"}
     labels = {**known, **dict.fromkeys(ranks, "0"), **labels}

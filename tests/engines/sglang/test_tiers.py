@@ -170,7 +170,7 @@ def test_machines_serve_each_others_side_pools(machine: Machine) -> None:
 def test_missing_page_of_other_machine_bounds_prefix(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Raise the time in which a lookup begins to look up further attention windows, because slow
+    # Raise the time limit after which a lookup looks up no further attention windows, because slow
     # machines would exceed it.
     monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
     host, window = mha("page_first"), mha("page_first", layers=(0, 2))

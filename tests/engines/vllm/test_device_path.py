@@ -66,7 +66,8 @@ def test_saves_are_protected_before_the_step_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When vLLM binds the metadata of a step, before it queues the step's work, the worker protects
-    the saves of requests whose blocks the step may overwrite (`freed`).
+    the saves of requests whose blocks the step may overwrite (`freed`): the step's work waits until
+    these saves have read their blocks.
     """
     rank = SimpleNamespace(rank_in_group=0)
     monkeypatch.setattr("ritornello.vllm.cpu_path.get_pp_group", lambda: rank)
