@@ -43,9 +43,9 @@ class Question:
     """The program's argument. `seeds`: the seeds of the prompts. `options`: vLLM's options. `bad`:
     for each of the answers `broken 0`, ..., the indices of the pages that fail in every load. With
     `processes` the engine's core runs in a separate process, where `bad` and `spoils_drafts` have
-    no effect. With `forks_workers` vLLM forks its workers, which then share the hash seed and the
-    wrapped methods of this process; tests of workers that vLLM spawns are in `test_tiers` and
-    `test_weights`.
+    no effect. With `forks_workers` vLLM forks its workers, which then have the hash seed of this
+    process, and the methods of vLLM that Ritornello has wrapped in this process; tests of workers
+    that vLLM spawns are in `test_tiers` and `test_weights`.
     """
 
     model: str
