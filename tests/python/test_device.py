@@ -35,7 +35,7 @@ STAGING = 8 << 20
 WINDOW = STAGING // 8
 BLOCKS = 29
 LAYERS = 3
-# Value of all bytes in memory that a move must not change.
+# A filler: a test fills memory with this byte, to find out which bytes a move has written.
 UNTOUCHED = 0x3C
 
 
@@ -632,7 +632,7 @@ def test_puts_and_gets_share_pinned_memory(device: rt.Device, where: Path) -> No
     assert all((target.read(places) == content).all() for target, places in targets)
 
 
-def test_ordered_blocks_may_change_before_put_is_done(device: rt.Device, store: rt.Store) -> None:
+def test_blocks_may_change_once_order_has_returned(device: rt.Device, store: rt.Store) -> None:
     memory, blocks = large()
     content = memory.read(blocks)
     ticket = store.submit_put(SCOPE, KEYS, memory.pool(device).pages(blocks))

@@ -142,7 +142,7 @@ def test_batch_mixes_sizes_models_and_salts(client: NativeClient) -> None:
     assert there(client, [*texts(1), "no key at all"]) == [True, False]
 
 
-def test_object_larger_than_store_is_named(
+def test_log_names_object_larger_than_half_the_store(
     client: NativeClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     long, short = texts(1), texts(1, start=1)
@@ -338,7 +338,7 @@ def test_pending_lookup_ends_without_its_caller(where: Path) -> None:
     client.close()
 
 
-def test_formats_of_other_client_are_found(where: Path) -> None:
+def test_objects_of_a_size_first_put_by_another_client_are_found(where: Path) -> None:
     with owner_of(where) as owner:
         one, two = (NativeClient(path=str(where)) for _ in range(2))
         keys = texts(2)

@@ -308,7 +308,7 @@ def test_loads_in_flight_fail_if_weights_change(rig: TierHarness, reset: bool) -
     assert rig.leases() == 0
 
 
-def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
+def test_weights_count_as_changed_until_host_tier_is_emptied(rig: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     rig.tier._guard = guard
@@ -519,7 +519,9 @@ def test_path_may_be_a_list(tmp_path: Path) -> None:
     store.close()
 
 
-def test_row_larger_than_store_is_named(where: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_names_row_larger_than_half_the_store(
+    where: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     open_small(where).close()
     row = 40 << 20
     rig = TierHarness(where, row_bytes=row, rows=1, capacity="64MiB")

@@ -115,7 +115,7 @@ def test_weights_are_checked_after_failed_call(hooks: EngineHooks, core: Any) ->
     assert guard.changed()
 
 
-def test_reset_covers_changes_of_workers(hooks: EngineHooks, core: Any) -> None:
+def test_reset_ends_the_changes_that_workers_reported(hooks: EngineHooks, core: Any) -> None:
     guard, told = hooks.guard(type(core)), []
 
     def begin_epoch() -> None:
@@ -165,7 +165,7 @@ class Resetting(KVConnectorBase_V1):
 
 
 @pytest.mark.parametrize("sibling", [KVConnectorBase_V1, Resetting])
-def test_unresettable_connectors_are_not_covered(
+def test_change_remains_if_a_connector_cannot_be_reset(
     hooks: EngineHooks, core: Any, sibling: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = hooks.guard(type(core))
@@ -246,7 +246,7 @@ class CountingMeanwhile(ChangeCounters):
         return found
 
 
-def test_change_during_reset_is_not_covered() -> None:
+def test_change_during_reset_remains_after_it() -> None:
     guard, counters = WeightGuard(), CountingMeanwhile(mmap.mmap(-1, 16), 2)
     guard.set_counters(counters)
     side = side_of(Shared())

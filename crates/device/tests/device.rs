@@ -125,7 +125,8 @@ fn bytes_of(slots: &Slots) -> Vec<u8> {
     bytes
 }
 
-/// The entries of a table, for an arena that holds the result of [`bytes_of`].
+/// The entries of a table that moves each block to or from its page in the bytes that [`bytes_of`]
+/// returns, at the page's offset in units of 4 KiB.
 fn entries(blocks: &[u32], page_bytes: u64) -> Vec<MoveEntry> {
     let units = page_bytes.div_ceil(4096) as u32;
     blocks

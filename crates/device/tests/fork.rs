@@ -123,7 +123,7 @@ impl Rig {
         let span = Span { base, bytes: PAGE as u32, stride: PAGE as u64 };
         let device = Device::new(Arc::clone(&counted) as Arc<dyn Driver>, 4 << 20).unwrap();
         let choice = WayChoice::Always(Way::Kernel { grid: 1 });
-        // SAFETY: the memory outlives the device.
+        // SAFETY: the caller keeps the memory, which is in the rig, until the pool is dropped.
         let pool = unsafe { device.pool(&[span], BLOCKS as u32, choice, Arc::new(())) }.unwrap();
         let slots = device.slots(PAGE, 1, None, &|| false).unwrap();
         let table = device.table(&pool, &slots, &[2], Direction::Gather).unwrap();
@@ -150,8 +150,9 @@ fn forked_child_drops_a_device_without_its_driver() {
 
 #[test]
 fn forked_child_drops_the_streams_of_a_closed_device_without_its_driver() {
-    let Rig { ticket, table, slots, pool, device, counted, .. } = Rig::new();
-    // The mover ends with the device, so that the slots have the last reference to its streams.
+    let Rig { ticket, table, slots, pool, device, counted, _memory, .. } = Rig::new();
+    // The device's thread that queues moves ends when the device is dropped. After that only
+    // `slots` keeps the device's streams.
     drop((ticket, table, pool, device));
     let calls = in_child(|| {
         let before = counted.calls.load(Ordering::Relaxed);

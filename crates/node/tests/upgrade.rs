@@ -247,7 +247,8 @@ fn observer_is_a_client_of_an_owner_of_version_7() {
         panic!("no process owns the store")
     };
     assert_eq!((stats.owner_pid as i32, stats.clients), (owner.pid(), 1));
-    // The observer said hello once, in version 8; the client said hello in both versions.
+    // `observe` said hello as an observer, in version 8, which was refused; then as a client, in
+    // versions 8 and 7.
     assert_eq!(hellos.load(Ordering::Relaxed), 3);
     restore_owner_socket(dir.path());
     owner.finish();

@@ -124,7 +124,7 @@ fn fsck_reads_no_more_than_an_object_can_hold() {
 fn header_with_too_many_pages_is_rejected() {
     let backend = Arc::new(RangeRecorder::default());
     let name = forged(&backend, |header| {
-        // Four pages of 64 MiB exceed an object of 8 MiB.
+        // An object has at most 8 MiB, or one longer page.
         header.page_bytes = 64 << 20;
         header.slices.iter_mut().for_each(|slice| (slice.bytes, slice.codec) = (64, 128));
     });

@@ -1,7 +1,7 @@
 //! Blocks of 4 KiB-aligned memory on the heap, for bytes that do not go through staging: run
 //! headers, the last unit of a page whose length is not a multiple of 4 KiB, copies of encoded
-//! pages, and bytes that are read only to be searched for run headers (salvage) or to test whether
-//! a file can be read.
+//! pages, bytes that are read only to be searched for run headers (salvage) or to test whether a
+//! page can be read, and the bytes that a self-test writes and reads back.
 
 use ritornello_format::UNIT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

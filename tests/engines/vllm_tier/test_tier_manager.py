@@ -100,7 +100,7 @@ def test_job_has_result_and_event(tier: RitornelloTier, host: Host) -> None:
 
 
 @pytest.mark.parametrize("self_describing", [False, True])
-def test_events_without_tokens_are_logged(
+def test_log_names_setting_without_which_events_lack_tokens(
     tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture, self_describing: bool
 ) -> None:
     made(tmp_path, host, self_describing=self_describing, enable_kv_events=True).shutdown()

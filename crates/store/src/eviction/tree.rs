@@ -284,9 +284,9 @@ impl Tree {
         head
     }
 
-    /// Merges a piece with the previous piece of the run, if the policy does not distinguish them:
-    /// `queue`, `stamp` and number of uses are equal, and no other piece follows the previous
-    /// piece. Returns whether the pieces were merged.
+    /// Merges a piece with the previous piece of the run, if the same policy lists both with equal
+    /// `queue` and `stamp`, their uses are equal or both at least two, and no other piece follows
+    /// the previous piece. Returns whether the pieces were merged.
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);

@@ -3,7 +3,7 @@
 /// The guarantees of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Local and durable. The self-test decides about direct I/O.
+    /// Local and durable. Direct I/O is used if it works in the self-test of the directory.
     Local,
     /// In memory: contents are lost at the next boot, and direct I/O gains nothing.
     Memory,

@@ -58,9 +58,9 @@ class Job:
 @dataclass(slots=True)
 class FinishedJob:
     """Result of a job. `ok[i]`: key i was loaded, or is stored. `reasons`: number of failed pages
-    by reason; all failed pages of a ticket count under the reason of the first. `gone`: keys whose
-    chunks a load found absent or damaged. `seconds`: duration of the slowest ticket. `bytes`: bytes
-    that all tickets moved.
+    by reason; all failed pages of a ticket count under the reason of the first. `gone`: all
+    keys that a load's ticket did not deliver, if the first of them was not found or is damaged.
+    `seconds`: duration of the slowest ticket. `bytes`: bytes that all tickets moved.
     """
 
     job: Job
