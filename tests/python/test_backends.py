@@ -130,7 +130,7 @@ def test_documented_example_is_valid_backend(tmp_path: Path) -> None:
     tmp_path.joinpath("my_backend.py").write_text(example[1])
     code, answer, err = doctor(f"my_backend:Table?path={tmp_path}/kv.db", tmp_path)
     assert (code, answer["healthy"]) == (0, True), (answer, err)
-    assert "cannot list" in answer["advice"][0]
+    assert "cannot be listed" in answer["advice"][0]
 
 
 @pytest.mark.parametrize("name", ["Views", "Arguments"])

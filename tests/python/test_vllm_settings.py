@@ -81,7 +81,7 @@ def test_read_only_engine_does_not_write_the_remote(tmp_path: Path) -> None:
         ({"tiers": []}, '"tiers" is a list like'),
         ({"tiers": [" "]}, '"tiers" is a list like'),
         ({"tiers": ["host 1GiB"], "gate": "maybe"}, "one of auto, always, never"),
-        ({"tiers": ["host 1GiB"], "prefetch": 3}, '"prefetch" is "best_effort"'),
+        ({"tiers": ["host 1GiB"], "prefetch": 3}, '"prefetch" is text: "best_effort"'),
         (
             {"path": "/kv", "write_budget": 1.5},
             '"write_budget" is text like "200GiB"',

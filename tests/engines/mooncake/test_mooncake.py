@@ -129,7 +129,7 @@ def test_mooncake_meets_backend_contract(holder: Process, port: int) -> None:
         # Try again: Mooncake may refuse a call just after its start.
         print(wrong, done.stderr)
     assert (wrong, done.returncode, answer["healthy"]) == ([], 0, True)
-    assert "cannot list" in answer["advice"][0]
+    assert "cannot be listed" in answer["advice"][0]
 
 
 def test_lost_segment_costs_hits_only(

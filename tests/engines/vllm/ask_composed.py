@@ -1,8 +1,8 @@
 """One vLLM with two connectors inside MultiConnector: `ask_composed.py QUESTION_JSON`.
 
 The reply holds, for each named request, the tokens of the answer (`said`) and the number of prompt
-tokens that came from a connector (`hits`); in addition, for each load of the connector `lender`, the
-number of blocks that it was asked to fill (`lent`), and the count of Ritornello's `errors`.
+tokens that came from a connector (`hits`). It also holds, for each load of the connector `lender`,
+the number of blocks that it was asked to fill (`lent`), and the count of Ritornello's `errors`.
 """
 
 import json
