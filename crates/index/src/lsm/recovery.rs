@@ -51,6 +51,11 @@ pub struct LsmRecovered {
 /// is not synced.
 const SYNC_BYTES: u64 = 1 << 20;
 
+/// Maximum bytes of each file that RocksDB writes and does not need at the next open: its messages,
+/// its identity and the record of its options (36 KiB). Its messages exceed their limit of 64 KiB
+/// by at most the header that each open writes.
+const UNNEEDED_BYTES_MAX: u64 = 256 << 10;
+
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     let names = Names::of(dir);
     refuse_in_forked_child(dir)?;
@@ -66,6 +71,7 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
 
 fn open_claimed(dir: &Path, names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     finish_interrupted_save(names).map_err(|error| refused(dir, error))?;
+    remove_oversized(&names.database).map_err(|error| refused(dir, error))?;
     let corrupt_logs =
         wal_corruption::find_in_logs(&names.database).map_err(|error| refused(dir, error))?;
     if !corrupt_logs.is_empty() {
@@ -190,6 +196,29 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
         recovered,
         claim: None,
     }
+}
+
+/// Removes the contents of files that are longer than RocksDB writes them, and that RocksDB does
+/// not need: the file system, or a user, has exchanged them with other files. RocksDB would keep
+/// such a file, and its bytes would count towards the index's budget forever. `LOCK` is truncated,
+/// not removed: the lock of another process is on its inode.
+fn remove_oversized(database: &Path) -> io::Result<()> {
+    if !database.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(database)? {
+        let entry = entry?;
+        let (name, length) = (entry.file_name(), entry.metadata()?.len());
+        let name = name.to_string_lossy();
+        if name == "LOCK" && length > 0 {
+            fs::OpenOptions::new().write(true).open(entry.path())?.set_len(0)?;
+        } else if length > UNNEEDED_BYTES_MAX
+            && ["IDENTITY", "LOG", "OPTIONS-"].iter().any(|kind| name.starts_with(kind))
+        {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether `CURRENT` is missing, because creating the database was interrupted or the file was

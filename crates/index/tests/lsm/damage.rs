@@ -109,6 +109,25 @@ fn damaged_database_is_repaired_or_dropped() {
 
 /// RocksDB reads a manifest that lost its end as the manifest of an older database, without some
 /// families or tables, and deletes the tables that the shortened manifest does not name.
+/// RocksDB keeps these files as they are, and the bytes of all files count towards the budget.
+#[test]
+fn long_foreign_files_do_not_take_budget() {
+    const LENGTH: u64 = 8 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    fill(&open(dir.path()), 0..300);
+    let before = contents(&open(dir.path()));
+    for name in ["LOCK", "IDENTITY", "LOG", "OPTIONS-"] {
+        let found = files(dir.path(), &format!("lsm/{name}"));
+        assert!(!found.is_empty(), "{name}");
+        for path in found {
+            fs::write(path, vec![7; LENGTH as usize]).unwrap();
+        }
+    }
+    let index = open(dir.path());
+    assert!(index.stats().disk_bytes < LENGTH);
+    assert_eq!(contents(&index), before);
+}
+
 #[test]
 fn truncated_manifest_is_damage() {
     let dir = tempfile::tempdir().unwrap();
