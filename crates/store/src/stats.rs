@@ -392,8 +392,18 @@ counters! {
     retentions_displaced,
     /// Runs whose retention expired.
     retentions_lapsed,
-    /// Pages evicted.
+    /// Pages evicted, for any cause.
     evicted_pages,
+    /// Pages evicted because a put, or a run that was moved, needed space.
+    evicted_space,
+    /// Pages evicted because of their scope's quota.
+    evicted_quota,
+    /// Pages evicted because the index was at its memory ceiling, or its files at their share of
+    /// the capacity.
+    evicted_index,
+    /// Pages evicted because their segment was to be removed, by a smaller capacity or a drain of
+    /// its directory, and could not be moved.
+    evicted_segment,
     /// Pages deleted, including pages of dropped scopes and of volumes that were given up.
     deleted_pages,
     /// Pages removed because they failed verification, or could not be read by `fsck`, including

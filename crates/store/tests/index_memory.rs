@@ -55,7 +55,9 @@ fn index_ceiling_refuses_puts_until_eviction() {
         assert_eq!(put(&open.store, &scope, &sequence(name, 1), None).pages, 1);
     }
     open.core.run_once();
-    let evicted = open.store.stats().unwrap().catalog.counters["evicted_pages"];
+    let counters = open.store.stats().unwrap().catalog.counters;
+    let evicted = counters["evicted_pages"];
+    assert_eq!(counters["evicted_index"], evicted);
     assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first} pages were evicted");
     let again = fill(&open, &mut next);
     assert!(again >= evicted / 2, "{again}");

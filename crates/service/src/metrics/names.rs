@@ -44,7 +44,7 @@ names! {
     PRESENT_PAGES = ("present_pages", Count, "Pages of puts that were stored already");
     REFUSED_PAGES = ("refused_pages", Count, "Pages of puts that were not stored");
     REFUSED_SCOPES = ("refused_scopes", Count, "New scopes refused because the registry is full");
-    EVICTED_PAGES = ("evicted_pages", Count, "Pages evicted");
+    EVICTED_PAGES = ("evicted_pages", Count, "Pages evicted, by cause");
     DELETED_PAGES = ("deleted_pages", Count,
         "Pages deleted by callers, or with their scope or directory");
     DAMAGED_PAGES = ("damaged_pages", Count, "Pages removed because they failed verification");

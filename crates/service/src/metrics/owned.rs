@@ -6,11 +6,10 @@ use ritornello_store::CatalogStats;
 
 /// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
 /// metric.
-const COUNTERS: [(&str, &Definition); 26] = [
+const COUNTERS: [(&str, &Definition); 25] = [
     ("probes", &names::PROBES),
     ("present_pages", &names::PRESENT_PAGES),
     ("refused_scopes", &names::REFUSED_SCOPES),
-    ("evicted_pages", &names::EVICTED_PAGES),
     ("deleted_pages", &names::DELETED_PAGES),
     ("damaged_pages", &names::DAMAGED_PAGES),
     ("scopes_dropped", &names::SCOPES_DROPPED),
@@ -46,6 +45,14 @@ const REFUSALS: [(&str, &str); 7] = [
     ("refused_write_budget", "write_budget"),
     ("refused_index_memory", "index_memory"),
     ("refused_absent_space", "absent_space"),
+];
+
+/// The owner's counters of evicted pages, and the value of the label `cause` for each.
+const EVICTIONS: [(&str, &str); 4] = [
+    ("evicted_space", "space"),
+    ("evicted_quota", "quota"),
+    ("evicted_index", "index"),
+    ("evicted_segment", "segment"),
 ];
 
 /// Adds the metrics of a store whose owner answered with `stats`.
@@ -95,6 +102,11 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
     for (name, definition) in COUNTERS {
         if let Some(value) = counter(name) {
             rows.counter(definition, [], value);
+        }
+    }
+    for (name, cause) in EVICTIONS {
+        if let Some(pages) = counter(name) {
+            rows.counter(&names::EVICTED_PAGES, [("cause", cause.to_owned())], pages);
         }
     }
     for (name, reason) in REFUSALS {

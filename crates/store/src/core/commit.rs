@@ -3,6 +3,7 @@
 
 use super::StoreCore;
 use super::durability::pending_max;
+use super::eviction_cause::EvictionCause;
 use super::reservations::{PlannedRun, Reservation};
 use super::residents::resident;
 use super::state::State;
@@ -103,7 +104,7 @@ impl StoreCore {
             // The index is at its share of the capacity or at its memory ceiling. Evict as many
             // units as this put has, so that the index has room for the next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
-            self.evict(&mut state, units);
+            self.evict(&mut state, units, EvictionCause::Index);
         }
         state.release_lease(lease.0);
         drop(state);

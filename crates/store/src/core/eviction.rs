@@ -1,6 +1,7 @@
 //! Evicting pages: from the store, or from a scope with a quota.
 
 use super::StoreCore;
+use super::eviction_cause::EvictionCause;
 use super::state::State;
 use super::step::STEP_UNITS;
 use crate::eviction::Victim;
@@ -14,7 +15,7 @@ const WASTE_FACTOR: u64 = 4;
 
 impl StoreCore {
     /// Evicts pages, leaves first, until at least `units` usable units are freed, or no page can be
-    /// evicted. Usable units are neither in sealed segments nor on avoided volumes. Lets waiting
+    /// evicted, and counts them by `cause`. Usable units are neither in sealed segments nor on avoided volumes. Lets waiting
     /// threads take the lock between steps. Returns the number of usable units freed, at most
     /// `units`; `None` if no page was evicted.
     ///
@@ -23,7 +24,12 @@ impl StoreCore {
     /// evicted, because a run on an avoided volume follows each of the other runs, evicts on
     /// avoided volumes too, and stops after the step in which [`WASTE_FACTOR`] times `units` were
     /// freed on avoided volumes.
-    pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> Option<u64> {
+    pub(super) fn evict(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        units: u64,
+        cause: EvictionCause,
+    ) -> Option<u64> {
         let (mut left, mut any) = (units, false);
         let mut wasted_max = units.saturating_mul(WASTE_FACTOR);
         let mut spares = true;
@@ -36,7 +42,7 @@ impl StoreCore {
             let leaving = state.space.unusable_limbo_units();
             let wasted = state.space.avoided_limbo_units();
             let victims = self.victims(state, None, left, if spares { &avoided } else { &[] });
-            if !self.remove_victims(state, None, &victims) {
+            if !self.remove_victims(state, None, &victims, cause) {
                 if spares {
                     spares = false;
                     continue;
@@ -62,7 +68,7 @@ impl StoreCore {
     /// page was evicted.
     pub(super) fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let victims = self.victims(state, Some(slot), units, &[]);
-        self.remove_victims(state, Some(slot), &victims)
+        self.remove_victims(state, Some(slot), &victims, EvictionCause::Quota)
     }
 
     /// Chooses victims that hold at least `units` or [`STEP_UNITS`], whichever is less, or fewer
@@ -86,6 +92,7 @@ impl StoreCore {
         state: &mut State,
         slot: Option<ScopeSlot>,
         victims: &[Victim],
+        cause: EvictionCause,
     ) -> bool {
         let mut pages = 0;
         for victim in victims {
@@ -95,9 +102,20 @@ impl StoreCore {
             }
             pages += state.apply_removals(removed, None).0;
         }
-        self.counters.evicted_pages.add(pages);
+        self.count_evicted(pages, cause);
         self.wake_if_limbo_is_large(state);
         pages > 0
+    }
+
+    pub(super) fn count_evicted(&self, pages: u64, cause: EvictionCause) {
+        let counter = match cause {
+            EvictionCause::Space => &self.counters.evicted_space,
+            EvictionCause::Quota => &self.counters.evicted_quota,
+            EvictionCause::Index => &self.counters.evicted_index,
+            EvictionCause::Segment => &self.counters.evicted_segment,
+        };
+        counter.add(pages);
+        self.counters.evicted_pages.add(pages);
     }
 
     /// Wakes the periodic thread if the limbo is large: a sync makes the limbo reusable.

@@ -11,6 +11,7 @@ mod copies;
 mod disk_call;
 mod durability;
 mod eviction;
+mod eviction_cause;
 mod lifecycle;
 mod limits;
 mod listing;

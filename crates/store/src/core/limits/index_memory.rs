@@ -1,6 +1,7 @@
 //! The memory ceiling of the index: at the ceiling puts are refused, and eviction frees memory.
 
 use crate::core::StoreCore;
+use crate::core::eviction_cause::EvictionCause;
 use crate::core::step::STEP_UNITS;
 use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
@@ -74,7 +75,7 @@ impl StoreCore {
         // A step frees about a quarter of the space that the whole pass frees, at most
         // `STEP_UNITS`.
         let step = (held / (4 * EVICTED_SHARE)).clamp(1, STEP_UNITS);
-        while weight() > enough && self.evict(&mut state, step).is_some() {
+        while weight() > enough && self.evict(&mut state, step, EvictionCause::Index).is_some() {
             MutexGuard::bump(&mut state);
         }
     }

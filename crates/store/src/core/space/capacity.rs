@@ -9,6 +9,7 @@ use super::StoreSpace;
 use crate::budget::Budget;
 use crate::core::StoreCore;
 use crate::core::absence::Absence;
+use crate::core::eviction_cause::EvictionCause;
 use crate::core::state::State;
 use ritornello_format::{Error, ErrorKind, Manifest, Result, UNIT};
 use ritornello_index::RunId;
@@ -180,7 +181,7 @@ impl StoreCore {
             if before.checkpoints >= written + 2 {
                 let mut state = self.state.lock();
                 let units = state.space.allocator.total_units() / 16;
-                self.evict(&mut state, units);
+                self.evict(&mut state, units, EvictionCause::Index);
                 written = before.checkpoints;
             }
             self.make_durable_in_background()?;

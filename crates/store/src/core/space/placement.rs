@@ -5,6 +5,7 @@ use super::StoreSpace;
 use crate::budget::Budget;
 use crate::catalog::Refusal;
 use crate::core::StoreCore;
+use crate::core::eviction_cause::EvictionCause;
 use crate::machine_memory::check_memory;
 use ritornello_format::{Extent, Result, SegmentId};
 use ritornello_volume::space::{Reserve, Space};
@@ -150,7 +151,7 @@ impl StoreCore {
         let needed = state.space.allocator.reserve_units() + run;
         let have = state.space.reclaimable();
         if have < needed {
-            self.evict(&mut state, needed - have);
+            self.evict(&mut state, needed - have, EvictionCause::Space);
         }
         let space = &mut state.space;
         if let Some(extents) = space.allocate(header_units, page_units, pages, Reserve::Use, now) {
@@ -159,7 +160,7 @@ impl StoreCore {
         // The reclaimable space is fragmented, not durably free, or too little because runs are
         // protected. Each further round evicts another run's worth of units.
         let more = (round > 0 || state.space.usable_limbo_units() == 0)
-            && self.evict(&mut state, run).is_some_and(|freed| freed > 0);
+            && self.evict(&mut state, run, EvictionCause::Space).is_some_and(|freed| freed > 0);
         if more || state.space.usable_limbo_units() > 0 {
             Err(Obstacle::Sync)
         } else {

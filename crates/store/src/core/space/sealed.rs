@@ -3,6 +3,7 @@
 use super::StoreSpace;
 use crate::core::StoreCore;
 use crate::core::durability::{BACKGROUND_SYNC_TIMEOUT, busy};
+use crate::core::eviction_cause::EvictionCause;
 use crate::core::shape::ShapeChange;
 use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
 use ritornello_index::RunId;
@@ -93,7 +94,7 @@ impl StoreCore {
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
                 let (pages, _) = state.apply_removals(removed, None);
-                self.counters.evicted_pages.add(pages);
+                self.count_evicted(pages, EvictionCause::Segment);
             }
         }
     }

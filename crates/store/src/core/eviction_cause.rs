@@ -1,0 +1,15 @@
+//! The causes by which evicted pages are counted.
+
+/// What pages are evicted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum EvictionCause {
+    /// A put, or a run that is moved, needs space.
+    Space,
+    /// The scope's quota.
+    Quota,
+    /// The index is at its memory ceiling, or its files at their share of the capacity.
+    Index,
+    /// The segment is to be removed, by a smaller capacity or a drain of its directory, and its
+    /// run cannot be moved.
+    Segment,
+}
