@@ -37,7 +37,7 @@ move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fi
 
 **Errors** are in `ritornello.errors`. A call that returns how many pages it moved raises no error
 for missing or corrupted pages. Warnings are logged to standard error; with `RITORNELLO_LOG=info`,
-other events too.
+other events too, and with `RITORNELLO_LOG=info,json` one JSON object per line.
 """
 
 from ritornello import errors

@@ -50,7 +50,7 @@ Examples:
   ritornello top /nvme/kv
   ritornello remote stat s3://bucket/kv
 
-RITORNELLO_LOG=info prints more on standard error."
+RITORNELLO_LOG=info prints more on standard error, RITORNELLO_LOG=info,json as JSON."
 )]
 struct Cli {
     /// Print JSON on standard output instead of text: one object (serve: one object per event)

@@ -2,44 +2,69 @@
 
 use ritornello_terminal::print;
 use std::io::IsTerminal;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::fmt;
 use tracing_subscriber::prelude::*;
 
-/// The environment variable that chooses what is logged: a level, or levels by crate, such as
-/// `warn,ritornello_store=debug`.
+/// The environment variable that chooses what is logged, and in which form: a level, or levels by
+/// crate, and the word `json`, such as `warn,ritornello_store=debug,json`.
 const VARIABLE: &str = "RITORNELLO_LOG";
 
-/// Returns the levels in [`VARIABLE`]; `default` if the variable is unset or malformed. Prints a
-/// line about a malformed value.
-fn levels(default: LevelFilter) -> Targets {
-    let Ok(value) = std::env::var(VARIABLE) else { return Targets::new().with_default(default) };
-    value.parse().unwrap_or_else(|error| {
-        print::print_stderr(&format!(
-            "{VARIABLE}={value} was ignored ({error}): give a level, or levels by crate, such as \
-             warn,ritornello_store=debug"
-        ));
-        Targets::new().with_default(default)
-    })
+/// What the log prints, and whether as JSON, one object a line, or as text.
+#[derive(Debug, PartialEq)]
+struct Choice {
+    levels: Targets,
+    json: bool,
 }
 
-/// Starts the log of a command: `default` and above, or the levels in [`VARIABLE`]. If the process
-/// already has a logger, that logger stays in use.
+impl Choice {
+    /// Parses a value of [`VARIABLE`]; `default` is the level if the value names none.
+    fn parse(value: &str, default: LevelFilter) -> Result<Self, ParseError> {
+        let (forms, levels): (Vec<&str>, Vec<&str>) =
+            value.split(',').map(str::trim).partition(|word| *word == "json");
+        let levels = match levels.join(",").as_str() {
+            "" => Targets::new().with_default(default),
+            levels => levels.parse()?,
+        };
+        Ok(Self { levels, json: !forms.is_empty() })
+    }
+
+    /// Returns the choice in [`VARIABLE`]; `default` and text if the variable is unset or
+    /// malformed. Prints a line about a malformed value.
+    fn of_environment(default: LevelFilter) -> Self {
+        let value = std::env::var(VARIABLE).unwrap_or_default();
+        Self::parse(&value, default).unwrap_or_else(|error| {
+            print::print_stderr(&format!(
+                "{VARIABLE}={value} was ignored ({error}): give a level, or levels by crate, and \
+                 json for lines in JSON, such as warn,ritornello_store=debug,json"
+            ));
+            Self { levels: Targets::new().with_default(default), json: false }
+        })
+    }
+
+    /// Starts the log. If the process already has a logger, that logger stays in use. `bare` omits
+    /// time and target from lines of text; JSON always has both.
+    fn start(self, bare: bool) {
+        let lines = fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_ansi(!self.json && std::io::stderr().is_terminal());
+        let lines = match (self.json, bare) {
+            (true, _) => lines.json().flatten_event(true).boxed(),
+            (false, true) => lines.with_target(false).without_time().boxed(),
+            (false, false) => lines.boxed(),
+        };
+        let _ = tracing_subscriber::registry().with(lines.with_filter(self.levels)).try_init();
+    }
+}
+
+/// Starts the log of a command: `default` and above, or what [`VARIABLE`] chooses.
 pub(crate) fn start_in_command(default: LevelFilter) {
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .without_time();
-    let _ = tracing_subscriber::registry().with(lines.with_filter(levels(default))).try_init();
+    Choice::of_environment(default).start(true);
 }
 
-/// Starts the log of a process that uses the store as a library: warnings and errors, or the levels
-/// in [`VARIABLE`]. If the process already has a logger, such as a command's logger, that logger
-/// stays in use.
+/// Starts the log of a process that uses the store as a library: warnings and errors, or what
+/// [`VARIABLE`] chooses. If the process already has a logger, such as a command's logger, that
+/// logger stays in use.
 pub fn start_in_library() {
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    let lines = lines.with_filter(levels(LevelFilter::WARN));
-    let _ = tracing_subscriber::registry().with(lines).try_init();
+    Choice::of_environment(LevelFilter::WARN).start(false);
 }

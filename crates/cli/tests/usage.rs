@@ -4,6 +4,7 @@
 mod common;
 
 use common::{ritornello, scratch, text};
+use serde_json::{Value, json};
 use std::process::Command;
 
 #[test]
@@ -72,6 +73,15 @@ fn log_variable_chooses_levels() {
     assert!(log("warn,ritornello_node=info").contains("the store is open"));
     let malformed = log("ritornello_node=loud");
     assert!(malformed.contains("RITORNELLO_LOG=ritornello_node=loud was ignored"), "{malformed}");
+    assert_eq!(log("json"), "");
+    let lines = log("json,info");
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let opened = lines.iter().find(|line| line["message"] == "the store is open").unwrap();
+    assert_eq!(
+        (&opened["level"], &opened["target"]),
+        (&json!("INFO"), &json!("ritornello_node::node"))
+    );
+    assert!(opened["timestamp"].is_string(), "{opened}");
 }
 
 #[test]
