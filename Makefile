@@ -70,7 +70,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv rocksdb build service-tools wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
-	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint format demo demo-sglang demo-lmcache bench bench-shared clean
+	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -292,9 +292,13 @@ $(STAMPS)/service-tools: tests/service/requirements.txt
 	$(SERVICE)/bin/python -m pip install --quiet -r tests/service/requirements.txt
 	@touch $@
 
-test-service: $(STAMPS)/build $(STAMPS)/service-tools
-	SCHEMATHESIS=$(SERVICE)/bin/schemathesis KUBERNETES_VALIDATE=$(SERVICE)/bin/kubernetes-validate \
-		$(BIN)/python -m pytest tests/service -q -W error --timeout 900
+test-service: $(STAMPS)/build lint-deploy
+	SCHEMATHESIS=$(SERVICE)/bin/schemathesis \
+		$(BIN)/python -m pytest tests/service -q -W error --timeout 900 --ignore tests/service/test_deployment.py
+
+lint-deploy: $(STAMPS)/build $(STAMPS)/service-tools ## the files of packaging/, by the tools that read them
+	KUBERNETES_VALIDATE=$(SERVICE)/bin/kubernetes-validate \
+		$(BIN)/python -m pytest tests/service/test_deployment.py -q -W error --timeout 300
 
 # Loads and saves of an emulated GPU: from Python, by the benchmark, and by a vLLM for CPUs whose memory
 # is the emulated GPU's.
@@ -328,13 +332,14 @@ test-sglang: $(STAMPS)/sglang $(STAMPS)/sources
 test-sglang-long: $(STAMPS)/sglang $(STAMPS)/s3
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m long || [ $$? -eq 5 ]
 
-lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, imports, clippy, ruff and mypy; warnings are errors
+lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, imports, clippy, licenses, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
 	$(BIN)/python crates/store/tests/explorer/mutations.py --check
 	$(BIN)/python tests/python/words.py
 	$(BIN)/python tests/python/imports.py
 	. $(LSM)/env && $(CARGO) clippy --workspace --all-targets $(FEATURES),ritornello-remote/servers --locked --quiet \
 		-- --deny warnings
+	$(BIN)/python packaging/notices.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
