@@ -138,6 +138,8 @@ fn contradictory_arguments_are_refused() {
     refused(&["/other", "--capacity", "1GiB"], "--capacity is for one directory, and 2 are named");
     refused(&["/other", "--index", "run"], "--index is for one directory");
     refused(&[text(dir.path()), "--http", "127.0.0.1:0"], "named twice");
+    let same = format!("{}/", text(dir.path()));
+    refused(&[&same, "--http", "127.0.0.1:0"], "named twice");
 }
 
 #[test]

@@ -22,7 +22,11 @@ impl StoreAccess {
     /// [`StoreAccess::set_open`] is called.
     #[must_use]
     pub fn new(dir: &Path) -> Arc<Self> {
-        let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+        // `components` drops a final `/`, so that a directory has one name.
+        let dir = std::path::absolute(dir)
+            .unwrap_or_else(|_| dir.to_owned())
+            .components()
+            .collect::<PathBuf>();
         let name = dir.to_string_lossy().into_owned();
         Arc::new(Self { dir, name, node: RwLock::new(None), calls: Calls::default() })
     }

@@ -25,7 +25,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             ));
         }
         let bytes = Bytes::from_request(request, state).await.map_err(|error| {
-            Problem::new(error.status(), "invalid", format!("{}: shorten it", error.body_text()))
+            let remedy = match error.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => "shorten it",
+                _ => "send the request again, with its whole body",
+            };
+            Problem::new(error.status(), "invalid", format!("{}: {remedy}", error.body_text()))
         })?;
         let parsed = serde_json::from_slice(&bytes);
         parsed.map(Self).map_err(|error| Problem::invalid(format!("the body is invalid: {error}")))

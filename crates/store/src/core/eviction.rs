@@ -15,9 +15,9 @@ const WASTE_FACTOR: u64 = 4;
 
 impl StoreCore {
     /// Evicts pages, leaves first, until at least `units` usable units are freed, or no page can be
-    /// evicted, and counts them by `cause`. Usable units are neither in sealed segments nor on avoided volumes. Lets waiting
-    /// threads take the lock between steps. Returns the number of usable units freed, at most
-    /// `units`; `None` if no page was evicted.
+    /// evicted, and counts the pages by `cause`. Usable units are neither in sealed segments nor on
+    /// avoided volumes. Lets waiting threads take the lock between steps. Returns the number of
+    /// usable units freed, at most `units`; `None` if no page was evicted.
     ///
     /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
     /// these runs are the oldest, so the policy would choose them first. If no other page can be
