@@ -105,7 +105,7 @@ endif
 	mv $(LSM)/variables $@
 
 wheel: $(STAMPS)/wheel ## the package as a wheel in build/wheels, its debug symbols in build/symbols
-$(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) packaging/strip_wheel.py
+$(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) packaging/strip_wheel.py THIRD_PARTY_NOTICES
 	rm -rf build/wheels build/symbols
 	$(BIN)/maturin build --release --quiet --strip false --out build/wheels --interpreter $(BIN)/python
 	$(BIN)/python packaging/strip_wheel.py $(WHEEL) build/symbols

@@ -1,11 +1,13 @@
-"""Writes the licenses of the crates in the wheel to THIRD_PARTY_NOTICES, which the wheel contains.
+"""Writes the licenses of the crates in the wheel of `make wheel` to THIRD_PARTY_NOTICES, which the
+wheel contains.
 
     python packaging/notices.py            # writes the file
     python packaging/notices.py --check    # fails if the file is out of date
 
-The crates are those that `ritornello-python` depends on when it is compiled, on Linux, also if they
-only generate code. Fails if a crate can only be used under a license that `ALLOWED` lacks, or has
-no file with its license.
+The crates are those that `ritornello-python` depends on without optional features, on Linux, also
+if they only generate code. Fails if a crate can only be used under a license that `ALLOWED` lacks,
+or has no file with its license. `packaging/licenses` has the texts of crates whose own file is
+empty or a broken link; its name is the crate's name up to the first `-`.
 """
 
 import json
@@ -33,6 +35,11 @@ ALLOWED = {
     "Unlicense",
     "Zlib",
 }
+LICENSES = ROOT / "packaging/licenses"
+# Files of these types are not texts of licenses.
+SOURCES = (".rs", ".py", ".sh", ".json", ".toml", ".hbs", ".png")
+# A shorter file is a link that was packed as a file.
+TEXT_MIN = 64
 NAMES = ("license", "licence", "copying", "notice", "unlicense")
 RULE = "=" * 80
 HEAD = """\
@@ -42,46 +49,43 @@ list come the texts of their licenses, each once, with the crates that have this
 """
 
 
-def is_compiled_in(dependency: dict[str, Any]) -> bool:
-    """Whether a dependency is ordinary: not only of a build script or of tests."""
-    return any(kind["kind"] is None for kind in dependency["dep_kinds"])
-
-
 def license_files(crate: dict[str, Any]) -> list[Path]:
     """Returns the files of a crate that must be delivered. Of a crate with a choice of licenses,
-    these are the Apache License, if it is one of them, because all such crates share its text, and
-    the file NOTICE, which this license requires.
+    these are the Apache License, if it is one of them, because all such crates share its text, the
+    file NOTICE, which this license requires, and files in folders, which concern parts of it.
     """
+    given = LICENSES / crate["name"].split("-")[0]
+    if given.exists():
+        return [given]
     folder = Path(crate["manifest_path"]).parent
-    found = (path for path in folder.iterdir() if path.name.lower().startswith(NAMES))
-    files = sorted(path for path in found if path.is_file())
-    choice = re.split(r" OR | ?/ ?", crate["license"] or "")
+    found = (path for path in folder.rglob("*") if path.name.lower().startswith(NAMES))
+    files = sorted(path for path in found if path.is_file() and path.suffix not in SOURCES)
+    is_choice = " AND " not in crate["license"]
+    choice = re.split(r" OR | ?/ ?", crate["license"])
     apache = [path for path in files if "apache" in path.name.lower()]
-    if "Apache-2.0" not in choice or not apache:
+    if not is_choice or "Apache-2.0" not in choice or not apache:
         return files
-    return apache + [path for path in files if path.name.lower().startswith("notice")]
+    own = [path for path in files if path.parent == folder and path not in apache]
+    return [path for path in files if path not in own or path.name.lower().startswith("notice")]
 
 
 def crates() -> list[dict[str, Any]]:
     """Returns the crates of other authors in the wheel, by name and version."""
-    found: dict[str, dict[str, Any]] = {}
-    command = ["cargo", "metadata", "--locked", "--format-version", "1"]
+    names: set[tuple[str, str]] = set()
+    tree = ["cargo", "tree", "--locked", "--package", "ritornello-python", "--edges", "normal"]
     for platform in PLATFORMS:
-        told = subprocess.run(
-            [*command, "--filter-platform", platform], cwd=ROOT, check=True, stdout=subprocess.PIPE
-        )
-        metadata = json.loads(told.stdout)
-        packages = {package["id"]: package for package in metadata["packages"]}
-        nodes = {node["id"]: node["deps"] for node in metadata["resolve"]["nodes"]}
-        left = [name for name in packages if packages[name]["name"] == "ritornello-python"]
-        seen: set[str] = set()
-        while left:
-            name = left.pop()
-            if name not in seen:
-                seen.add(name)
-                left += [on["pkg"] for on in nodes[name] if is_compiled_in(on)]
-        found |= {name: packages[name] for name in seen if packages[name]["source"]}
-    return sorted(found.values(), key=lambda crate: (crate["name"], crate["version"]))
+        listed = output([*tree, "--prefix", "none", "--format", "{p}", "--target", platform])
+        for line in listed.splitlines():
+            name, version = line.split()[:2]
+            names.add((name, version.removeprefix("v")))
+    told = json.loads(output(["cargo", "metadata", "--locked", "--format-version", "1"]))
+    packages = (package for package in told["packages"] if package["source"])
+    found = [package for package in packages if (package["name"], package["version"]) in names]
+    return sorted(found, key=lambda crate: (crate["name"], crate["version"]))
+
+
+def output(command: list[str]) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def is_allowed(expression: str) -> bool:
@@ -130,8 +134,8 @@ def notices() -> str:
         if not is_allowed(crate["license"] or "none"):
             problems.append(f"{name} has the license {crate['license']}: remove it, or allow this")
         files = license_files(crate)
-        if not files:
-            problems.append(f"{name} has no file with its license: remove it, or add its text here")
+        if not files or any(path.stat().st_size < TEXT_MIN for path in files):
+            problems.append(f"{name} has no text of its license: add it to packaging/licenses")
         for path in files:
             text = path.read_text(errors="replace")
             # Crates break the lines of the same text differently.
