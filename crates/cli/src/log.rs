@@ -2,7 +2,7 @@
 
 use ritornello_terminal::print;
 use std::io::IsTerminal;
-use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::prelude::*;
 
@@ -18,25 +18,34 @@ struct Choice {
 }
 
 impl Choice {
-    /// Parses a value of [`VARIABLE`]; `default` is the level if the value names none.
-    fn parse(value: &str, default: LevelFilter) -> Result<Self, ParseError> {
-        let (forms, levels): (Vec<&str>, Vec<&str>) =
-            value.split(',').map(str::trim).partition(|word| *word == "json");
-        let levels = match levels.join(",").as_str() {
-            "" => Targets::new().with_default(default),
-            levels => levels.parse()?,
-        };
-        Ok(Self { levels, json: !forms.is_empty() })
+    /// Parses a value of [`VARIABLE`]; `default` is the level if the value names none. Returns the
+    /// first word that is wrong as an error.
+    fn parse(value: &str, default: LevelFilter) -> Result<Self, &str> {
+        let mut choice = Self { levels: Targets::new().with_default(default), json: false };
+        for word in value.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            if word.eq_ignore_ascii_case("json") {
+                choice.json = true;
+            } else if let Ok(level) = word.parse::<LevelFilter>() {
+                choice.levels = choice.levels.with_default(level);
+            } else if let Some((target, level)) = word.split_once('=') {
+                let level: LevelFilter = level.parse().map_err(|_| word)?;
+                choice.levels = choice.levels.with_target(target, level);
+            } else {
+                return Err(word);
+            }
+        }
+        Ok(choice)
     }
 
     /// Returns the choice in [`VARIABLE`]; `default` and text if the variable is unset or
     /// malformed. Prints a line about a malformed value.
     fn of_environment(default: LevelFilter) -> Self {
         let value = std::env::var(VARIABLE).unwrap_or_default();
-        Self::parse(&value, default).unwrap_or_else(|error| {
+        Self::parse(&value, default).unwrap_or_else(|word| {
             print::print_stderr(&format!(
-                "{VARIABLE}={value} was ignored ({error}): give a level, or levels by crate, and \
-                 json for lines in JSON, such as warn,ritornello_store=debug,json"
+                "{VARIABLE}={value} was ignored, because of \"{word}\": give a level (error, warn, \
+                 info, debug, trace, off), levels by crate, and json for lines in JSON, such as \
+                 warn,ritornello_store=debug,json"
             ));
             Self { levels: Targets::new().with_default(default), json: false }
         })

@@ -71,10 +71,16 @@ fn log_variable_chooses_levels() {
     assert_eq!(log("warn"), "");
     assert!(log("info").contains("the store is open"));
     assert!(log("warn,ritornello_node=info").contains("the store is open"));
-    let malformed = log("ritornello_node=loud");
-    assert!(malformed.contains("RITORNELLO_LOG=ritornello_node=loud was ignored"), "{malformed}");
-    assert_eq!(log("json"), "");
-    let lines = log("json,info");
+    for (value, word) in
+        [("ritornello_node=loud", "ritornello_node=loud"), ("info,jsno", "jsno"), ("loud", "loud")]
+    {
+        let malformed = log(value);
+        assert!(malformed.contains(&format!("RITORNELLO_LOG={value} was ignored")), "{malformed}");
+        assert!(malformed.contains(&format!("because of \"{word}\"")), "{malformed}");
+    }
+    assert!(log("info,").contains("the store is open"));
+    assert_eq!((log("json"), log(" Warn, JSON ,")), (String::new(), String::new()));
+    let lines = log("JSON,info");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let opened = lines.iter().find(|line| line["message"] == "the store is open").unwrap();
     assert_eq!(
