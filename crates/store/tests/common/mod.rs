@@ -20,6 +20,7 @@ use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,6 +139,13 @@ pub fn put(store: &Store, scope: &Scope, keys: &[Vec<u8>], parent: Option<&[u8]>
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Whether each evicted page is counted by one cause. Which causes count depends on the index: the
+/// index `lsm` also evicts while it compacts.
+pub fn evictions_have_causes(counters: &BTreeMap<String, u64>) -> bool {
+    let causes = ["space", "quota", "index", "segment"].map(|cause| format!("evicted_{cause}"));
+    causes.iter().map(|cause| counters[cause]).sum::<u64>() == counters["evicted_pages"]
 }
 
 pub fn try_put(
