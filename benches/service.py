@@ -83,10 +83,10 @@ def owner(store: Path, http_address: str | None) -> Iterator[tuple[int, str]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time of the process's threads, which must not end between two calls."""
-    # /proc/PID/stat counts in ticks of 10 ms, too coarse for threads that run for microseconds.
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+    """Returns the CPU time of the process, also of its threads that have ended."""
+    # The clock of another process: clock_getcpuclockid(3). /proc/PID/stat counts in ticks of 10 ms,
+    # too coarse for threads that run for microseconds.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def scrape(connection: http.client.HTTPConnection) -> tuple[float, int]:

@@ -31,6 +31,8 @@ def test_alerts_fire_for_bad_stores_only() -> None:
     assert "14 rules found" in run(
         "promtool", "check", "rules", PACKAGING / "prometheus/alerts.yaml"
     )
+    scrape = PACKAGING / "prometheus/scrape.yaml"
+    assert "SUCCESS" in run("promtool", "check", "config", "--syntax-only", scrape)
     tests = PACKAGING / "prometheus/alerts_test.yaml"
     assert "SUCCESS" in run("promtool", "test", "rules", tests)
     names = re.findall(r"alert: (\w+)", (PACKAGING / "prometheus/alerts.yaml").read_text())

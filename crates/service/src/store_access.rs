@@ -22,7 +22,7 @@ impl StoreAccess {
     /// [`StoreAccess::set_open`] is called.
     #[must_use]
     pub fn new(dir: &Path) -> Arc<Self> {
-        // `components` drops a final `/`, so that a directory has one name.
+        // `components` drops a final `/`, so that it makes no second name.
         let dir = std::path::absolute(dir)
             .unwrap_or_else(|_| dir.to_owned())
             .components()

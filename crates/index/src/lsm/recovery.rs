@@ -198,10 +198,10 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
     }
 }
 
-/// Removes the contents of files that are longer than RocksDB writes them, and that RocksDB does
-/// not need: the file system, or a user, has exchanged them with other files. RocksDB would keep
-/// such a file, and its bytes would count towards the index's budget forever. `LOCK` is truncated,
-/// not removed: the lock of another process is on its inode.
+/// Removes files that RocksDB does not need and that are longer than RocksDB writes them: they were
+/// exchanged with other files. RocksDB would keep such a file, and its bytes would count towards
+/// the index's budget forever. Truncates `LOCK`, which RocksDB leaves empty, and does not remove it:
+/// the lock of another process is on its inode.
 fn remove_oversized(database: &Path) -> io::Result<()> {
     if !database.exists() {
         return Ok(());

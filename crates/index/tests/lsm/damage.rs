@@ -107,9 +107,8 @@ fn damaged_database_is_repaired_or_dropped() {
     assert!(repaired > 5, "{repaired}");
 }
 
-/// RocksDB reads a manifest that lost its end as the manifest of an older database, without some
-/// families or tables, and deletes the tables that the shortened manifest does not name.
-/// RocksDB keeps these files as they are, and the bytes of all files count towards the budget.
+/// RocksDB neither reads nor shortens its lock file and the files of its identity, messages and
+/// options, and the bytes of all files count towards the budget.
 #[test]
 fn long_foreign_files_do_not_take_budget() {
     const LENGTH: u64 = 8 << 20;
@@ -128,6 +127,8 @@ fn long_foreign_files_do_not_take_budget() {
     assert_eq!(contents(&index), before);
 }
 
+/// RocksDB reads a manifest that lost its end as the manifest of an older database, without some
+/// families or tables, and deletes the tables that the shortened manifest does not name.
 #[test]
 fn truncated_manifest_is_damage() {
     let dir = tempfile::tempdir().unwrap();
