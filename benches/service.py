@@ -5,10 +5,11 @@
 
 The store is owned by `ritornello serve`; this process is a client of it. `metrics`: requests of
 `/metrics`, one after another, over one connection. `idle`: CPU time of the owner's process as a
-share of one core, without requests. `scraped`: the same with a request of `/metrics` every second.
-`probe`: lookups of 256 stored pages by the client, in rounds that alternate between an owner with
-`--http`, which is scraped every second, and an owner without it; the ratio is the median over the
-rounds. The limits are those that the project aims at.
+share of one core, without requests; `empty`: of a store without pages, which the owner does not
+scrub. `scraped`: with a request of `/metrics` every second. `probe`: lookups of 256 stored pages by
+the client, in rounds that alternate between an owner with `--http`, which is scraped every second,
+and an owner without it; the ratio is the median over the rounds. The limits are those that the
+project aims at.
 """
 
 import argparse
@@ -36,9 +37,11 @@ REQUESTS = 300
 # Pause between two requests in seconds: the service refuses more than 100 requests per second.
 PAUSE = 0.02
 IDLE_SECONDS = 20
+# Time after the start of an owner without pages until its CPU time is measured.
+SETTLE_SECONDS = 3
 PROBED = 256
 PROBES = 4000
-AIMS = {"metrics_p99_ms": 10.0, "idle_share": 0.001, "probe_ratio": 1.02}
+AIMS = {"metrics_p99_ms": 10.0, "idle_share": 0.001, "idle_share_empty": 0.001, "probe_ratio": 1.02}
 
 
 def scope() -> rt.Scope:
@@ -144,6 +147,11 @@ def probe_us(store: Path) -> float:
 
 
 def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
+    empty = store.with_name("empty")
+    rt.Store.open(empty, capacity=1 << 30).close()
+    with owner(empty, "127.0.0.1:0") as (pid, _):
+        time.sleep(SETTLE_SECONDS)
+        idle_empty = share_of_core(pid)
     fill(store, pages)
     with owner(store, "127.0.0.1:0") as (pid, address):
         connection = http.client.HTTPConnection(address, timeout=60)
@@ -165,6 +173,7 @@ def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
         "metrics_p50_ms": statistics.median(spent),
         "metrics_p99_ms": spent[len(spent) * 99 // 100],
         "idle_share": idle,
+        "idle_share_empty": idle_empty,
         "scraped_share": busy,
         "probe_us": statistics.median(with_service),
         "probe_us_without": statistics.median(without),
