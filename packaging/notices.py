@@ -71,17 +71,19 @@ def license_files(crate: dict[str, Any]) -> list[Path]:
 
 def crates() -> list[dict[str, Any]]:
     """Returns the crates of other authors in the wheel, by name and version."""
-    names: set[tuple[str, str]] = set()
+    found = {}
     tree = ["cargo", "tree", "--locked", "--package", "ritornello-python", "--edges", "normal"]
+    metadata = ["cargo", "metadata", "--locked", "--format-version", "1"]
     for platform in PLATFORMS:
         listed = output([*tree, "--prefix", "none", "--format", "{p}", "--target", platform])
-        for line in listed.splitlines():
-            name, version = line.split()[:2]
-            names.add((name, version.removeprefix("v")))
-    told = json.loads(output(["cargo", "metadata", "--locked", "--format-version", "1"]))
-    packages = (package for package in told["packages"] if package["source"])
-    found = [package for package in packages if (package["name"], package["version"]) in names]
-    return sorted(found, key=lambda crate: (crate["name"], crate["version"]))
+        names = {tuple(line.split()[:2]) for line in listed.splitlines()}
+        # With a filter, cargo does not download crates of other platforms.
+        told = json.loads(output([*metadata, "--filter-platform", platform]))
+        for package in told["packages"]:
+            name = (package["name"], f"v{package['version']}")
+            if package["source"] and name in names:
+                found[name] = package
+    return [package for _, package in sorted(found.items())]
 
 
 def output(command: list[str]) -> str:

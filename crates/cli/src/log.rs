@@ -10,7 +10,7 @@ use tracing_subscriber::prelude::*;
 /// crate, and the word `json`, such as `warn,ritornello_store=debug,json`.
 const VARIABLE: &str = "RITORNELLO_LOG";
 
-/// What the log prints, and whether as JSON, one object a line, or as text.
+/// The levels that are logged, and whether lines are JSON, one object per line, or text.
 #[derive(Debug, PartialEq)]
 struct Choice {
     levels: Targets,

@@ -1,6 +1,6 @@
 //! The causes by which evicted pages are counted.
 
-/// What pages are evicted for.
+/// The reason why pages are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) enum EvictionCause {
     /// A put, or a run that is moved, needs space.
