@@ -6,8 +6,8 @@ wheel contains.
 
 The crates are those that `ritornello-python` depends on without optional features, on Linux, also
 if they only generate code. Fails if a crate can only be used under a license that `ALLOWED` lacks,
-or has no file with its license. `packaging/licenses` has the texts of crates whose own file is
-empty or a broken link; its name is the crate's name up to the first `-`.
+or has no file with its license. `packaging/licenses` has a text for crates whose own file is a
+broken link; the name of the text is the crates' name up to the first `-`.
 """
 
 import json
@@ -132,9 +132,10 @@ def notices() -> str:
     lines, problems = [HEAD], []
     for crate in crates():
         name = f"{crate['name']} {crate['version']}"
-        lines.append(f"  {name}: {crate['license']}")
-        if not is_allowed(crate["license"] or "none"):
+        if not crate["license"] or not is_allowed(crate["license"]):
             problems.append(f"{name} has the license {crate['license']}: remove it, or allow this")
+            continue
+        lines.append(f"  {name}: {crate['license']}")
         files = license_files(crate)
         if not files or any(path.stat().st_size < TEXT_MIN for path in files):
             problems.append(f"{name} has no text of its license: add it to packaging/licenses")
