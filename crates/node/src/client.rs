@@ -7,7 +7,7 @@ use crate::liveness::{OwnerLiveness, PROBE_AFTER};
 use crate::node_directory::NodeDirectory;
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::presence::Presence;
-use crate::protocol::{Hello, OwnerEpoch};
+use crate::protocol::{Hello, OwnerEpoch, REPORTS_SINCE};
 use crate::record_lock::LockHolder;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result, check_keys};
@@ -50,6 +50,9 @@ struct Pool {
     idle: Vec<Channel>,
     open: usize,
 }
+
+/// Maximum time to send a report.
+const REPORT_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Client {
     /// Connects to the owner of `directory`.
@@ -104,6 +107,34 @@ impl Client {
             Response::Failed(fault) => Err(fault.into()),
             response => Ok(response),
         }
+    }
+
+    /// Sends a request without a response over an idle connection, and returns whether it was sent.
+    /// Makes no connection: a handshake that times out would mark the owner silent. An owner that
+    /// speaks only a version before [`REPORTS_SINCE`] would close the connection at the unknown
+    /// request, so its counts are dropped.
+    pub(crate) fn report(&self, request: &Request<'_>) -> bool {
+        if self.version < REPORTS_SINCE {
+            return true;
+        }
+        if self.liveness.is_silent() {
+            return false;
+        }
+        let Some(mut channel) = self.pool.lock().idle.pop() else { return false };
+        let until = Instant::now() + REPORT_TIMEOUT;
+        let staged = channel.stage(request);
+        let sent = staged.and_then(|()| {
+            channel
+                .send(&mut |_| if Instant::now() < until { Ok(()) } else { Err(late(self.owner)) })
+        });
+        if sent.is_ok() {
+            self.check_in(channel);
+        } else {
+            // A part of the message may have been sent, so no other message can follow it.
+            drop(channel);
+            self.close_one();
+        }
+        sent.is_ok()
     }
 
     fn exchange(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<Response> {

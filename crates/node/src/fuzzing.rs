@@ -166,10 +166,9 @@ mod tests {
         let made = |kind: u8| -> BTreeSet<u8> {
             all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
         };
-        // `ReportFailedWrites` and `Failed` are the last variants. The encoding of a variant begins
-        // with its number.
-        let last_request =
-            written(&Request::ReportFailedWrites { reservation: 0, volumes: (&[][..]).into() })[0];
+        // `ReportTransfers` and `Failed` are the last variants. The encoding of a variant begins with
+        // its number.
+        let last_request = written(&Request::ReportTransfers { counts: (&[][..]).into() })[0];
         let last_response =
             written(&Response::Failed(ritornello_format::Error::miss("").into()))[0];
         assert_eq!(made(REQUEST), (0..=last_request).collect());

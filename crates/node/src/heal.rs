@@ -1,5 +1,6 @@
 //! Reopens a poisoned store in the process that owns it, and closes a store whose path now leads to
-//! another directory.
+//! another directory. In every process, the same thread reports counts of puts and gets to the
+//! owner.
 //!
 //! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
 //! it could not write and may report success afterwards. The owner therefore closes the core and
@@ -108,6 +109,7 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
         if let Some(departure) = owner.departure() {
             return owner.leave(departure, heal_signal);
         }
+        owner.report_transfers_to_owner();
         let membership = &owner.membership;
         let (cause, dir) = (membership.failure(), membership.opening.directory.path().to_owned());
         drop(owner);
@@ -126,6 +128,7 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
                 return;
             }
             let Some(catalog) = catalog.upgrade() else { return };
+            catalog.report_transfers_to_owner();
             if let Some(departure) = catalog.departure() {
                 return catalog.leave(departure, heal_signal);
             }

@@ -59,6 +59,27 @@ fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
 
+/// The counts of a client that makes no further calls, and of a client that closes the store, reach
+/// the owner.
+#[test]
+fn owner_counts_puts_and_gets_of_all_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("store");
+    let node = open(&options(&dir)).unwrap();
+    assert_eq!(node.role(), Role::Owner);
+    put(node.store(), 1, 5).unwrap();
+    let count = |name: &str| node.store().stats().unwrap().catalog.counters[name];
+    assert_eq!((count("puts"), count("puts_within_10000000_us"), count("gets")), (1, 1, 0));
+    let (mut one, mut other) = (Helper::opened(&dir), Helper::opened(&dir));
+    assert_eq!((one.ask("get 1 5"), other.ask("get 1 5")), ("5".to_owned(), "5".to_owned()));
+    other.finish();
+    let counts = || ["gets", "read_pages", "get_bytes"].map(count);
+    eventually("the reports of both clients", || counts() == [2, 10, 10 * PAGE]);
+    one.finish();
+    assert_eq!(count("gets"), 2);
+    node.close().unwrap();
+}
+
 #[test]
 fn concurrent_opens_share_one_owner() {
     let dir = tempfile::tempdir().unwrap();

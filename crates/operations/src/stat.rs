@@ -321,7 +321,10 @@ fn describe(dir: &Path, s: &CatalogStats) -> String {
         ]);
     }
     let decided = s.index_tuning.as_ref().map(|tuning| &tuning.decisions[..]).unwrap_or_default();
-    let counted: Vec<_> = s.counters.iter().filter(|(_, value)| **value > 0).collect();
+    // The counts of durations are for histograms.
+    let is_shown = |name: &str, value: u64| value > 0 && !name.contains("_within_");
+    let counted: Vec<_> =
+        s.counters.iter().filter(|(name, value)| is_shown(name, **value)).collect();
     let mut text = out.to_string();
     if !s.largest_scopes.is_empty() {
         text = format!("{text}\n{scopes}");

@@ -4,6 +4,7 @@ use crate::catalog::{Located, ScopeRef};
 use crate::encode::Decoder;
 use crate::outcome::Outcome;
 use crate::store::Store;
+use crate::transfer_counts::TransferCounts;
 use ritornello_format::{Result, Scope};
 use ritornello_volume::page_memory::PageTarget;
 use ritornello_volume::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead};
@@ -85,11 +86,7 @@ impl Store {
             reason = "not_found";
         }
         let bytes = verified * scope.page_bytes;
-        self.transfers.gets.add(1);
-        self.transfers.get_bytes.add(bytes);
-        self.transfers.get_micros.add(started.elapsed().as_micros() as u64);
-        self.transfers.read_pages.add(verified);
-        self.transfers.missed_pages.add(covered - verified);
+        self.count(&TransferCounts::get(started.elapsed(), bytes, outcomes.iter().flatten()));
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 

@@ -6,6 +6,7 @@ use crate::encode::{Encoder, raw_slices};
 use crate::outcome::{Outcome, PutProgress};
 use crate::parts::{Part, Parts};
 use crate::store::{DEFAULT_TIMEOUT, PutOptions, Store};
+use crate::transfer_counts::TransferCounts;
 use parking_lot::Mutex;
 use ritornello_format::{ErrorKind, Result, RunHeader, Scope, UNIT};
 use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource};
@@ -101,10 +102,9 @@ impl Store {
             Some(encoder) => put.encode(&encoder, source)?,
         };
         if written.bytes > 0 {
-            self.transfers.puts.add(1);
+            self.count(&TransferCounts::put(started.elapsed()));
             self.transfers.put_bytes.add(written.bytes);
             self.transfers.put_stored_bytes.add(written.disk_bytes);
-            self.transfers.put_micros.add(started.elapsed().as_micros() as u64);
         }
         if control.stop().is_none()
             && let Some(speeds) = self.segments.new_speeds()

@@ -6,6 +6,7 @@ use crate::core::CapacityChange;
 use crate::io_threads::IoThreads;
 use crate::owner_silent;
 use crate::resolved::Resolved;
+use crate::transfer_counts::{TransferCounts, UNANSWERED};
 use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::process_id;
@@ -338,10 +339,17 @@ impl Store {
         match answer.as_ref().err().and_then(owner_silent::reason) {
             None => answer,
             Some(reason) => {
-                self.transfers.unanswered.add(1);
+                self.count(&TransferCounts::one(UNANSWERED, 1));
                 Ok(miss(reason))
             }
         }
+    }
+
+    /// Adds counts of a call to this process's counts, and reports them to the owner.
+    pub(crate) fn count(&self, counts: &TransferCounts) {
+        self.transfers.totals.add(counts.as_slice());
+        // A report that fails is missing in the owner's counts only.
+        let _ = self.catalog.report_transfers(counts.as_slice());
     }
 
     pub(crate) fn with_scope<T>(

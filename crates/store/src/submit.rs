@@ -4,6 +4,7 @@ use crate::io_threads::{Closing, Job, JobKind};
 use crate::outcome::Outcome;
 use crate::store::{PutOptions, Store, check_sections};
 use crate::ticket::Ticket;
+use crate::transfer_counts::{STAGING_REFUSALS, TransferCounts};
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_volume::page_memory::{OffsetPages, PageSource, PageTarget};
 use ritornello_volume::staging::StagedPages;
@@ -103,7 +104,9 @@ impl Store {
         };
         let mut staged = self.staging.copy_leading(source, first..requested);
         let held = first + staged.len();
-        self.transfers.staging_refusals.add((requested - held) as u64);
+        if held < requested {
+            self.count(&TransferCounts::one(STAGING_REFUSALS, (requested - held) as u64));
+        }
         if held == 0 {
             let ticket = Ticket::new(None)?;
             ticket

@@ -1,22 +1,19 @@
 //! Statistics of payload that this process moved.
 
 use crate::stats::{CatalogStats, Counter};
+use crate::transfer_counts::{
+    GET_BYTES, GET_MICROS, GETS, PUT_MICROS, PUTS, READ_PAGES, STAGING_REFUSALS, TransferTotals,
+    UNANSWERED,
+};
 use serde::Serialize;
 
 /// Counters of payload that this process moved.
 #[derive(Debug, Default)]
 pub(crate) struct TransferCounters {
-    pub(crate) puts: Counter,
+    /// The counts that are also reported to the owner.
+    pub(crate) totals: TransferTotals,
     pub(crate) put_bytes: Counter,
     pub(crate) put_stored_bytes: Counter,
-    pub(crate) put_micros: Counter,
-    pub(crate) gets: Counter,
-    pub(crate) get_bytes: Counter,
-    pub(crate) get_micros: Counter,
-    pub(crate) read_pages: Counter,
-    pub(crate) missed_pages: Counter,
-    pub(crate) staging_refusals: Counter,
-    pub(crate) unanswered: Counter,
 }
 
 /// The catalog's statistics and this process's transfers.
@@ -63,19 +60,20 @@ pub struct TransferStats {
 impl TransferCounters {
     /// Returns the statistics; `staging_bytes` of staging memory are in use.
     pub(crate) fn stats(&self, staging_bytes: u64) -> TransferStats {
+        let totals = &self.totals;
         TransferStats {
-            puts: self.puts.get(),
+            puts: totals.get(PUTS),
             put_bytes: self.put_bytes.get(),
             put_stored_bytes: self.put_stored_bytes.get(),
-            put_seconds: self.put_micros.get() as f64 / 1e6,
-            gets: self.gets.get(),
-            get_bytes: self.get_bytes.get(),
-            get_seconds: self.get_micros.get() as f64 / 1e6,
-            read_pages: self.read_pages.get(),
-            missed_pages: self.missed_pages.get(),
-            staging_refusals: self.staging_refusals.get(),
+            put_seconds: totals.get(PUT_MICROS) as f64 / 1e6,
+            gets: totals.get(GETS),
+            get_bytes: totals.get(GET_BYTES),
+            get_seconds: totals.get(GET_MICROS) as f64 / 1e6,
+            read_pages: totals.get(READ_PAGES),
+            missed_pages: totals.undelivered(),
+            staging_refusals: totals.get(STAGING_REFUSALS),
             staging_bytes,
-            unanswered: self.unanswered.get(),
+            unanswered: totals.get(UNANSWERED),
         }
     }
 }

@@ -170,7 +170,8 @@ pub enum MissReason {
 }
 
 impl MissReason {
-    /// All reasons, in the order of their declaration.
+    /// All reasons, in the order of their declaration. The order is part of the protocol between
+    /// processes: additions come last.
     pub const ALL: [Self; 13] = [
         Self::Place,
         Self::Header,

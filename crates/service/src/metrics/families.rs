@@ -2,7 +2,7 @@
 
 use crate::limits::LABEL_CHARS_MAX;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -56,10 +56,20 @@ impl Definition {
 }
 
 /// The value of a sample.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Value {
     Integer(u64),
     Real(f64),
+    Histogram(Histogram),
+}
+
+/// Observations of a histogram.
+#[derive(Clone, Debug)]
+pub(super) struct Histogram {
+    pub(super) sum: f64,
+    pub(super) count: u64,
+    /// The upper bound of each bucket, and the number of observations in this bucket only.
+    pub(super) buckets: Vec<(f64, u64)>,
 }
 
 impl From<u64> for Value {
@@ -129,16 +139,19 @@ impl Collector for Families {
                 *kind,
             )?;
             for (labels, value) in samples {
-                let metric = family.encode_family(labels)?;
-                match (kind, *value) {
+                let mut metric = family.encode_family(labels)?;
+                match (kind, value) {
                     (MetricType::Counter, Value::Integer(value)) => {
-                        ConstCounter::new(value).encode(metric)?;
+                        ConstCounter::new(*value).encode(metric)?;
                     }
                     (MetricType::Counter, Value::Real(value)) => {
-                        ConstCounter::new(value).encode(metric)?;
+                        ConstCounter::new(*value).encode(metric)?;
                     }
-                    (_, Value::Integer(value)) => ConstGauge::new(value).encode(metric)?,
-                    (_, Value::Real(value)) => ConstGauge::new(value).encode(metric)?,
+                    (_, Value::Integer(value)) => ConstGauge::new(*value).encode(metric)?,
+                    (_, Value::Real(value)) => ConstGauge::new(*value).encode(metric)?,
+                    (_, Value::Histogram(Histogram { sum, count, buckets })) => {
+                        metric.encode_histogram::<NoLabelSet>(*sum, *count, buckets, None)?;
+                    }
                 }
             }
         }
@@ -171,6 +184,16 @@ impl Rows<'_> {
         value: impl Into<Value>,
     ) {
         self.add(definition, MetricType::Counter, labels, value.into());
+    }
+
+    /// Adds the observations of a histogram.
+    pub(super) fn histogram<const N: usize>(
+        &mut self,
+        definition: &'static Definition,
+        labels: [(&'static str, String); N],
+        observations: Histogram,
+    ) {
+        self.add(definition, MetricType::Histogram, labels, Value::Histogram(observations));
     }
 
     fn add<const N: usize>(

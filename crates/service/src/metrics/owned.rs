@@ -1,12 +1,13 @@
 //! The metrics of a store whose owner answers.
 
-use super::families::{Definition, Rows, label};
+use super::families::{Definition, Histogram, Rows, label};
 use super::{names, scope_labels};
-use ritornello_store::CatalogStats;
+use ritornello_store::{CatalogStats, DURATION_BOUNDS};
+use std::collections::BTreeMap;
 
 /// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
 /// metric.
-const COUNTERS: [(&str, &Definition); 25] = [
+const COUNTERS: [(&str, &Definition); 27] = [
     ("probes", &names::PROBES),
     ("present_pages", &names::PRESENT_PAGES),
     ("refused_scopes", &names::REFUSED_SCOPES),
@@ -30,6 +31,8 @@ const COUNTERS: [(&str, &Definition); 25] = [
     ("leases_expired", &names::LEASES_EXPIRED),
     ("leases_shortened", &names::LEASES_SHORTENED),
     ("reopenings", &names::REOPENINGS),
+    ("staging_refusals", &names::UNSTAGED_PAGES),
+    ("unanswered", &names::UNANSWERED_CALLS),
     ("probed_pages", &names::PROBED_PAGES),
     ("stored_pages", &names::STORED_PAGES),
 ];
@@ -114,6 +117,23 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
             rows.counter(&names::REFUSED_PAGES, [("reason", reason.to_owned())], pages);
         }
     }
+    for (name, definition) in [("get_bytes", &names::READ), ("read_pages", &names::READ_PAGES)] {
+        if let Some(value) = counter(name) {
+            rows.counter(definition, tier(), value);
+        }
+    }
+    for (name, pages) in &stats.counters {
+        if let Some(reason) = name.strip_prefix("undelivered_") {
+            rows.counter(&names::UNDELIVERED_PAGES, [("reason", label(reason))], *pages);
+        }
+    }
+    for (calls, sum, definition) in
+        [("puts", "put_micros", &names::PUT), ("gets", "get_micros", &names::GET)]
+    {
+        if let Some(durations) = durations(&stats.counters, calls, sum) {
+            rows.histogram(definition, tier(), durations);
+        }
+    }
     if let Some(micros) = counter("sync_micros") {
         rows.counter(&names::SYNC, [], micros as f64 / 1e6);
     }
@@ -129,6 +149,24 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
         }
     }
     rows.gauge(&names::WRITE_AMPLIFICATION, [], stats.health.write_amplification);
+}
+
+/// The durations of `calls`, whose sum in microseconds is the counter `sum`. `None` if the owner
+/// does not count them.
+fn durations(counters: &BTreeMap<String, u64>, calls: &str, sum: &str) -> Option<Histogram> {
+    let counter = |name: &str| counters.get(name).copied();
+    let mut below = 0;
+    let buckets = DURATION_BOUNDS.map(|bound| {
+        let within = counter(&format!("{calls}_within_{bound}_us")).unwrap_or(below).max(below);
+        let bucket = (bound as f64 / 1e6, within - below);
+        below = within;
+        bucket
+    });
+    // The number of calls is read before the buckets, so it may lack calls that these have.
+    let count = counter(calls)?.max(below);
+    let longer = (f64::INFINITY, count - below);
+    let buckets = buckets.into_iter().chain([longer]).collect();
+    Some(Histogram { sum: counter(sum)? as f64 / 1e6, count, buckets })
 }
 
 /// The tier of a store: `host` if its directories are in memory.

@@ -2,7 +2,7 @@ use super::names::ALL;
 use super::*;
 use crate::observer::Observation;
 use ritornello_store::{CatalogStats, ScopeUsage};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +32,16 @@ fn documented() -> BTreeSet<&'static str> {
     rows.map(|row| row.split_once('`').unwrap().0).collect()
 }
 
+/// All counters of an owner, with the value zero.
+fn all_counters() -> BTreeMap<String, u64> {
+    let transfers = ritornello_store::TransferTotals::default();
+    ritornello_store::Counters::default()
+        .snapshot()
+        .into_iter()
+        .chain(transfers.by_name())
+        .collect()
+}
+
 #[test]
 fn document_lists_exactly_the_metrics() {
     let names: BTreeSet<_> = ALL.iter().map(|definition| definition.full_name()).collect();
@@ -42,7 +52,7 @@ fn document_lists_exactly_the_metrics() {
         .collect();
     assert_eq!(of_document, names);
     // The document writes the name of a counter, and of no other metric, with the suffix `_total`.
-    let counters = ritornello_store::Counters::default().snapshot();
+    let counters = all_counters();
     let text = encode(&[named(CatalogStats { counters, ..CatalogStats::default() })]).unwrap();
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ritornello_")) {
         let (name, kind) = line.split_once(' ').unwrap();
@@ -106,6 +116,29 @@ fn long_names_with_equal_beginning_are_different_series() {
 }
 
 #[test]
+fn durations_are_histograms() {
+    let mut stats = CatalogStats::default();
+    let counters = [("gets", 4), ("get_micros", 2_000_150), ("gets_within_100_us", 1)];
+    stats.counters = counters.map(|(name, count)| (name.to_owned(), count)).into();
+    for bound in ritornello_store::DURATION_BOUNDS.iter().skip(1) {
+        stats.counters.insert(format!("gets_within_{bound}_us"), 3);
+    }
+    let text = encode(&[named(stats)]).unwrap();
+    let values = |name| -> Vec<String> {
+        let value = |line: &&str| line.rsplit(' ').next().unwrap().to_owned();
+        samples(&text, name).iter().map(value).collect()
+    };
+    assert_eq!(values("ritornello_get_seconds_sum"), ["2.00015"]);
+    assert_eq!(values("ritornello_get_seconds_count"), ["4"]);
+    let buckets = samples(&text, "ritornello_get_seconds_bucket");
+    assert_eq!(buckets.len(), ritornello_store::DURATION_BOUNDS.len() + 1);
+    assert!(buckets[0].contains("le=\"0.0001\"") && buckets[0].ends_with(" 1"), "{buckets:?}");
+    assert!(buckets[1].ends_with(" 3") && buckets[10].ends_with(" 3"), "{buckets:?}");
+    assert!(buckets[11].contains("le=\"+Inf\"") && buckets[11].ends_with(" 4"), "{buckets:?}");
+    assert!(samples(&text, "ritornello_put_seconds_count").is_empty());
+}
+
+#[test]
 fn failed_observation_is_not_up() {
     let observation = Arc::new(Observation {
         observed: Err(Problem::retry("the disk hangs")),
@@ -120,7 +153,7 @@ fn failed_observation_is_not_up() {
 
 #[test]
 fn every_counter_but_the_sums_has_a_series() {
-    let counters = ritornello_store::Counters::default().snapshot();
+    let counters = all_counters();
     let mut stats = CatalogStats { counters, ..CatalogStats::default() };
     // Give each counter a distinct value, so that the text shows which counters have a series.
     for (at, value) in stats.counters.values_mut().enumerate() {
@@ -132,6 +165,10 @@ fn every_counter_but_the_sums_has_a_series() {
         let shown = if is_micros { (value as f64 / 1e6).to_string() } else { value.to_string() };
         // These have one series per reason or cause, and none for the sum.
         let is_sum = ["refused_pages", "evicted_pages"].contains(&name.as_str());
+        // Shown by histograms: see `durations_are_histograms`.
+        if ["puts", "gets"].contains(&name.as_str()) || name.contains("_within_") {
+            continue;
+        }
         let found = text.lines().any(|line| line.ends_with(&format!(" {shown}")));
         assert!(found != is_sum, "{name} = {shown}");
     }

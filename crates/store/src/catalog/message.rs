@@ -107,6 +107,9 @@ pub enum Request<'a> {
         reservation: u64,
         volumes: Cow<'a, [u8]>,
     },
+    ReportTransfers {
+        counts: Cow<'a, [u64]>,
+    },
 }
 
 impl<'a> Request<'a> {

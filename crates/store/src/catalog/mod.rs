@@ -186,6 +186,15 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
+    /// Reports counts of puts and gets of this process: see [`TransferTotals::add`]. A process
+    /// collects the counts of its calls, and sends them to the owner about every two seconds.
+    ///
+    /// [`TransferTotals::add`]: crate::TransferTotals::add
+    fn report_transfers(&self, counts: &[u64]) -> Result<()> {
+        let request = Request::ReportTransfers { counts: Cow::Borrowed(counts) };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
     /// Records a use of the leading pages (in an unchained scope, of all pages present). Returns
     /// the number of leading pages.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {

@@ -152,7 +152,9 @@ impl Request<'_> {
                 let unanswered = Unanswered::Later(LaterCall::Release(lease));
                 CallRule { unanswered, has_response: false, ..QUESTION }
             }
-            Self::ReportSpeeds { .. } => CallRule { has_response: false, ..QUESTION },
+            Self::ReportSpeeds { .. } | Self::ReportTransfers { .. } => {
+                CallRule { has_response: false, ..QUESTION }
+            }
             Self::Reserve { ref reserve_request, .. } => {
                 let wait = CallWait::Space(reserve_request.timeout);
                 let (reservation, effect) = (Reservation::Begins, Effect::Acknowledges);

@@ -84,6 +84,10 @@ impl Catalog for LocalCatalog {
                 core.report_failed_writes(client, reservation, volumes);
                 Ok(Response::Done)
             }
+            Request::ReportTransfers { ref counts } => {
+                core.transfers.add(counts);
+                Ok(Response::Done)
+            }
             Request::Touch { scope, keys } => {
                 core.touch(client, scope, &keys.list()?).map(Response::Count)
             }

@@ -37,6 +37,7 @@ pub use space::capacity::CapacityChange;
 
 use crate::options::Options;
 use crate::stats::Counters;
+use crate::transfer_counts::TransferTotals;
 use absence::hidden::Hidden;
 use copies::Copies;
 use disk_call::DiskCalls;
@@ -79,6 +80,8 @@ pub struct StoreCore {
     copies: Copies,
     disk_calls: DiskCalls,
     counters: Counters,
+    /// Puts and gets of all processes.
+    transfers: TransferTotals,
 }
 
 impl StoreCore {

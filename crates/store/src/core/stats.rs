@@ -124,7 +124,12 @@ impl StoreCore {
             },
             poisoned: self.poisoned(),
             absent_space,
-            counters: self.counters.snapshot(),
+            counters: self
+                .counters
+                .snapshot()
+                .into_iter()
+                .chain(self.transfers.by_name())
+                .collect(),
             open_ms: self.lifecycle.opened.millis,
             dropped_at_open: self.lifecycle.opened.dropped.clone(),
         })

@@ -30,6 +30,7 @@ use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
 use crate::rounds::Rounds;
 use crate::stats::Counters;
+use crate::transfer_counts::TransferTotals;
 use crate::volumes::VolumeState;
 use parking_lot::Mutex;
 use ritornello_format::{
@@ -230,6 +231,7 @@ impl StoreCore {
             copies: Copies::default(),
             disk_calls: DiskCalls::default(),
             counters: Counters::default(),
+            transfers: TransferTotals::default(),
         });
         core.start_drain();
         core.enforce_quotas();

@@ -1,0 +1,190 @@
+//! Counts of puts and gets. Each process counts its own, and reports them to the owner, whose
+//! statistics therefore cover the calls of all processes.
+
+use ritornello_volume::transfer::{MissReason, PageOutcome};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Upper bounds in microseconds of the buckets of durations. Longer calls are in no bucket.
+pub const DURATION_BOUNDS: [u64; 11] =
+    [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
+
+/// A message has the counts in this order, which is part of the protocol: additions come last. The
+/// buckets of puts, those of gets, and [`MissReason::ALL`] follow.
+const NAMES: [&str; PUT_BUCKETS] = [
+    "puts",
+    "put_micros",
+    "gets",
+    "get_micros",
+    "get_bytes",
+    "read_pages",
+    "staging_refusals",
+    "unanswered",
+];
+pub(crate) const PUTS: usize = 0;
+pub(crate) const PUT_MICROS: usize = 1;
+pub(crate) const GETS: usize = 2;
+pub(crate) const GET_MICROS: usize = 3;
+pub(crate) const GET_BYTES: usize = 4;
+pub(crate) const READ_PAGES: usize = 5;
+pub(crate) const STAGING_REFUSALS: usize = 6;
+pub(crate) const UNANSWERED: usize = 7;
+const PUT_BUCKETS: usize = 8;
+const GET_BUCKETS: usize = PUT_BUCKETS + DURATION_BOUNDS.len();
+const UNDELIVERED: usize = GET_BUCKETS + DURATION_BOUNDS.len();
+const LENGTH: usize = UNDELIVERED + MissReason::ALL.len();
+
+/// The counts of one call, or the sums of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TransferCounts([u64; LENGTH]);
+
+impl TransferCounts {
+    /// The count `at` is `count`, all others are zero.
+    pub(crate) fn one(at: usize, count: u64) -> Self {
+        let mut counts = [0; LENGTH];
+        counts[at] = count;
+        Self(counts)
+    }
+
+    /// A put that wrote pages.
+    pub(crate) fn put(elapsed: Duration) -> Self {
+        let mut counts = Self::one(PUTS, 1);
+        counts.add_duration(PUT_MICROS, PUT_BUCKETS, elapsed);
+        counts
+    }
+
+    /// A get of pages with these outcomes, which read and verified `bytes` bytes.
+    pub(crate) fn get<'a>(
+        elapsed: Duration,
+        bytes: u64,
+        outcomes: impl Iterator<Item = &'a PageOutcome>,
+    ) -> Self {
+        let mut counts = Self::one(GETS, 1);
+        counts.add_duration(GET_MICROS, GET_BUCKETS, elapsed);
+        counts.0[GET_BYTES] = bytes;
+        for outcome in outcomes {
+            let at = match outcome {
+                PageOutcome::Verified => READ_PAGES,
+                PageOutcome::Missed(reason) => UNDELIVERED + *reason as usize,
+            };
+            counts.0[at] += 1;
+        }
+        counts
+    }
+
+    fn add_duration(&mut self, sum: usize, buckets: usize, elapsed: Duration) {
+        let micros = elapsed.as_micros() as u64;
+        self.0[sum] = micros;
+        let at = DURATION_BOUNDS.partition_point(|bound| *bound < micros);
+        if at < DURATION_BOUNDS.len() {
+            self.0[buckets + at] = 1;
+        }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u64] {
+        &self.0
+    }
+}
+
+/// Sums of [`TransferCounts`].
+#[derive(Debug)]
+pub struct TransferTotals([AtomicU64; LENGTH]);
+
+impl Default for TransferTotals {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl TransferTotals {
+    /// Adds counts in the order of a message. Ignores counts that this build does not know.
+    pub fn add(&self, counts: &[u64]) {
+        for (total, count) in self.0.iter().zip(counts).filter(|(_, count)| **count > 0) {
+            // A client may report any number, and a counter must not decrease.
+            let sum = |total: u64| Some(total.saturating_add(*count));
+            let _ = total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        }
+    }
+
+    /// Returns the counts since the last call, in the order of a message; `None` if all are zero.
+    pub fn take(&self) -> Option<Vec<u64>> {
+        let counts: Vec<u64> =
+            self.0.iter().map(|total| total.swap(0, Ordering::Relaxed)).collect();
+        counts.iter().any(|count| *count > 0).then_some(counts)
+    }
+
+    pub(crate) fn get(&self, at: usize) -> u64 {
+        self.0[at].load(Ordering::Relaxed)
+    }
+
+    /// Pages that were located and not delivered.
+    pub(crate) fn undelivered(&self) -> u64 {
+        (UNDELIVERED..LENGTH).map(|at| self.get(at)).fold(0, u64::saturating_add)
+    }
+
+    /// All counts by name. `puts_within_N_us` and `gets_within_N_us` count the calls that took at
+    /// most `N` microseconds, `undelivered_REASON` the pages that missed for this reason although
+    /// they were located.
+    pub fn by_name(&self) -> impl Iterator<Item = (String, u64)> {
+        let plain = NAMES.iter().enumerate().map(|(at, name)| ((*name).to_owned(), self.get(at)));
+        let buckets = [("puts", PUT_BUCKETS), ("gets", GET_BUCKETS)];
+        let durations = buckets.into_iter().flat_map(move |(calls, first)| {
+            let mut sum: u64 = 0;
+            DURATION_BOUNDS.iter().zip(first..).map(move |(bound, at)| {
+                sum = self.get(at).saturating_add(sum);
+                (format!("{calls}_within_{bound}_us"), sum)
+            })
+        });
+        let undelivered = MissReason::ALL.iter().zip(UNDELIVERED..);
+        let undelivered = undelivered
+            .map(|(reason, at)| (format!("undelivered_{}", reason.word()), self.get(at)));
+        plain.chain(durations).chain(undelivered)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn calls_are_in_the_buckets_of_all_bounds_from_their_duration_on() {
+        let totals = TransferTotals::default();
+        let outcomes = [
+            PageOutcome::Verified,
+            PageOutcome::Verified,
+            PageOutcome::Missed(MissReason::Checksum),
+        ];
+        for micros in [100, 101, 20_000_000] {
+            let elapsed = Duration::from_micros(micros);
+            totals.add(TransferCounts::get(elapsed, 7, outcomes.iter()).as_slice());
+        }
+        let named: BTreeMap<String, u64> = totals.by_name().collect();
+        let within = |bound: u64| named[&format!("gets_within_{bound}_us")];
+        assert_eq!((within(100), within(300), within(10_000_000)), (1, 2, 2));
+        assert_eq!((named["gets"], named["get_micros"], named["get_bytes"]), (3, 20_000_201, 21));
+        assert_eq!((named["read_pages"], named["undelivered_checksum"]), (6, 3));
+        assert_eq!((named["puts"], named["undelivered_io"], totals.undelivered()), (0, 0, 3));
+        assert_eq!(named.len(), LENGTH);
+    }
+
+    #[test]
+    fn taken_counts_are_added_elsewhere_once() {
+        let (one, other) = (TransferTotals::default(), TransferTotals::default());
+        one.add(TransferCounts::put(Duration::from_millis(2)).as_slice());
+        one.add(TransferCounts::one(UNANSWERED, 4).as_slice());
+        other.add(&one.take().unwrap());
+        assert_eq!((other.get(PUTS), other.get(PUT_MICROS), other.get(UNANSWERED)), (1, 2000, 4));
+        assert_eq!(one.take(), None);
+        // A later build may send more counts, an earlier build fewer.
+        other.add(&[1; LENGTH + 3]);
+        other.add(&[1]);
+        assert_eq!(other.get(PUTS), 3);
+    }
+
+    /// [`MissReason`] is indexed by its position in [`MissReason::ALL`].
+    #[test]
+    fn reasons_are_in_the_order_of_their_declaration() {
+        assert!(MissReason::ALL.iter().enumerate().all(|(at, reason)| *reason as usize == at));
+    }
+}
