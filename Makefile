@@ -180,12 +180,18 @@ $(STAMPS)/emulators: engines/emulators/build.sh
 
 # ---- checks
 
-# Runs a suite, and records its result and duration. All suites run, also after a failure; their
-# results are printed at the end.
+# Runs a suite, prints its output when it ends, and records its result and duration. All suites run, also
+# after a failure; their results are printed at the end, below what the suites that failed say of each
+# failed test. A log may be cut to its last lines, which then name the failed tests.
 TIMES := $(STAMPS)/times
 timed-%:
-	@began=$$(date +%s); $(MAKE) --no-print-directory $* && result=passed || result=FAILED; \
-	echo "$* $$result after $$(($$(date +%s) - began)) s" | tee -a $(TIMES); test $$result = passed
+	@began=$$(date +%s); $(MAKE) --no-print-directory $* >$(STAMPS)/$*.log 2>&1 && result=passed || result=FAILED; \
+	cat $(STAMPS)/$*.log; echo "$* $$result after $$(($$(date +%s) - began)) s" | tee -a $(TIMES); test $$result = passed
+FAILURE := ^---- .* stdout ----$$|^(FAILED|ERROR) |^error(\[|:)|^make.* Error
+define summary
+sed -n 's/ FAILED after .*//p' $(TIMES) | while read -r suite; do \
+	echo "failures of $$suite:"; grep -E -A 6 '$(FAILURE)' $(STAMPS)/$$suite.log | head -n 60; done; cat $(TIMES)
+endef
 
 # Runs the suites $(2), $(1) at a time. If several run at a time, the output of each is printed when
 # it ends.
@@ -198,7 +204,7 @@ run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync
 build_and_run = mkdir -p $(STAMPS) && : >$(TIMES); status=0; \
 	$(MAKE) --no-print-directory --keep-going --jobs 3 rust-tests $(1) || status=1; \
 	{ $(call run_suites,1,$(2)); } & core=$$!; \
-	$(call run_suites,2,$(3)) || status=1; wait $$core || status=1; cat $(TIMES); exit $$status
+	$(call run_suites,2,$(3)) || status=1; wait $$core || status=1; $(summary); exit $$status
 
 test: ## all tests of the core, of Python and of vLLM, except long tests
 	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm)
