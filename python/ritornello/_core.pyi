@@ -154,8 +154,9 @@ class Device:
         a collection of such objects; the pool and its unfinished moves keep it alive.
 
         `way` decides how bytes are moved: "auto" measures a kernel and the copy engines for about
-        30 ms in each direction and uses the faster way, "length" uses the copy engines if the
-        pool's pieces have at least 32 KiB on average and a kernel otherwise, "copies" always uses
+        30 ms in each direction and uses the faster way (below 128 KiB the copy engines only if they
+        take at most 0.8 of the kernel's time), "length" uses the copy engines if the
+        pool's pieces have at least 128 KiB on average and a kernel otherwise, "copies" always uses
         the copy engines, and "kernel:N" a kernel on N blocks of 1,024 threads. InvalidError: an
         argument is invalid, two spans share bytes, or memory is not allocated on the device.
         RetryError: not enough memory is free. FatalError: the device is broken.

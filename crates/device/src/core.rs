@@ -1,9 +1,10 @@
-//! The shared state of a device: its driver, its two streams, its events, and whether it is broken.
+//! The shared state of a device: its driver, its streams, its events, and whether it is broken.
 
 use crate::driver::{Driver, Priority, RawEvent, RawStream};
 use crate::layout::Direction;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,12 +15,33 @@ const EVENTS_MAX: usize = 4096;
 /// wait with a deadline.
 pub(crate) const POLL: Duration = Duration::from_micros(50);
 
+/// Number of streams of moves.
+pub(crate) const STREAMS: usize = 3;
+
+/// A stream of moves, by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stream(usize);
+
+impl Stream {
+    /// The stream of all gathers.
+    const SAVE: Self = Self(0);
+    /// The streams of scatters. With two, the preparations of one move, which take the device some
+    /// 15 µs, run beside the copy of another.
+    const LOADS: [Self; 2] = [Self(1), Self(2)];
+
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// A driver with its streams and events.
 #[derive(Debug)]
 pub(crate) struct Core {
     driver: Arc<dyn Driver>,
-    load: RawStream,
-    save: RawStream,
+    /// By the index of a [`Stream`].
+    streams: [RawStream; STREAMS],
+    /// Counts calls of [`Core::next_stream`].
+    scatters: AtomicUsize,
     events: Mutex<Events>,
     broken: OnceLock<String>,
     process: u32,
@@ -33,26 +55,45 @@ struct Events {
 
 impl Core {
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Arc<Self>> {
-        let load = driver.create_stream(Priority::High)?;
-        let save = driver.create_stream(Priority::Low).inspect_err(|_| {
-            // SAFETY: created above.
-            unsafe { driver.destroy_stream(load) };
-        })?;
-        let (events, broken) = (Mutex::default(), OnceLock::new());
-        let process = ritornello_volume::process_id();
-        Ok(Arc::new(Self { driver, load, save, events, broken, process }))
+        let mut streams = [RawStream(0); STREAMS];
+        for at in 0..STREAMS {
+            let is_save = at == Stream::SAVE.index();
+            let priority = if is_save { Priority::Low } else { Priority::High };
+            streams[at] = driver.create_stream(priority).inspect_err(|_| {
+                for stream in &streams[..at] {
+                    // SAFETY: created by an earlier round.
+                    unsafe { driver.destroy_stream(*stream) };
+                }
+            })?;
+        }
+        Ok(Arc::new(Self {
+            driver,
+            streams,
+            scatters: AtomicUsize::new(0),
+            events: Mutex::default(),
+            broken: OnceLock::new(),
+            process: ritornello_volume::process_id(),
+        }))
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
-    /// The stream of all moves in this direction.
-    pub(crate) fn stream(&self, direction: Direction) -> RawStream {
+    /// The stream for a new move in this direction. Scatters use their streams in turn.
+    pub(crate) fn next_stream(&self, direction: Direction) -> Stream {
         match direction {
-            Direction::Scatter => self.load,
-            Direction::Gather => self.save,
+            Direction::Scatter => {
+                let number = self.scatters.fetch_add(1, Ordering::Relaxed);
+                Stream::LOADS[number % Stream::LOADS.len()]
+            }
+            Direction::Gather => Stream::SAVE,
         }
+    }
+
+    /// The driver's handle of a stream.
+    pub(crate) fn raw(&self, stream: Stream) -> RawStream {
+        self.streams[stream.index()]
     }
 
     /// Returns `result`. A fatal error of the driver marks the device as broken.
@@ -144,7 +185,7 @@ impl Drop for Core {
             // SAFETY: created by `event`; no `Event` exists.
             unsafe { self.driver.destroy_event(event) };
         }
-        for stream in [self.load, self.save] {
+        for stream in self.streams {
             // SAFETY: created by `new`.
             unsafe { self.driver.destroy_stream(stream) };
         }

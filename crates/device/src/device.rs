@@ -36,7 +36,7 @@ pub enum WayChoice {
     /// Choose the faster way by measurements, which take about 30 ms for each direction. Pools with
     /// pieces of the same length share the measurements.
     Measure,
-    /// Choose the copy engines for pieces of 32 KiB and more on average, and a kernel for shorter
+    /// Choose the copy engines for pieces of 128 KiB and more on average, and a kernel for shorter
     /// pieces.
     ByLength,
     /// Always use this way, for tests and benchmarks.
@@ -254,9 +254,9 @@ impl Device {
         let Some(slots) = self.slots(piece as usize, pieces, now, &|| false) else {
             return Ok(None);
         };
-        let blocks: Vec<u32> = (0..PageTarget::len(&*slots) as u32).collect();
+        let blocks = scattered(PageTarget::len(&*slots) as u32);
         let mut times = [Duration::ZERO; 2];
-        for (time, way) in times.iter_mut().zip([Way::Kernel { grid: 4 }, Way::Copies]) {
+        for (time, way) in times.iter_mut().zip([Way::kernel(direction), Way::Copies]) {
             // SAFETY: the memory was allocated with this length, and outlives the pool.
             let pool =
                 unsafe { self.pool(&[span], pieces as u32, WayChoice::Always(way), Arc::new(())) }?;
@@ -294,6 +294,13 @@ impl Device {
         }
         Err(self.core.give_up(MOVE_TIME))
     }
+}
+
+/// The numbers below `count`, a power of two, in an order in which neighbours are not consecutive.
+/// The copy engines may move pieces as one if they are adjacent in both memories, and the pieces of
+/// a page are adjacent in its slot only.
+fn scattered(count: u32) -> Vec<u32> {
+    (0..count).map(|number| number.wrapping_mul(37) % count).collect()
 }
 
 /// Device memory of a measurement of the ways. A drop frees the memory, unless the device is broken

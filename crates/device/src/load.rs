@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum windows of a load that are read at the same time. This number and [`WINDOW_BYTES`] were
-/// the fastest of twelve combinations on an H200 with 16 CPU cores: 45 to 51 GB/s from a store in
-/// memory, where 4 lanes with windows of 32 MiB had read 20 to 27 GB/s.
-const LANES: usize = 8;
+/// Maximum windows of a load that are read at the same time. A lane copies and verifies 5 GB/s of a
+/// store in memory, so ten lanes nearly fill a link of 55 GB/s. More lanes were slower on an H200
+/// with 16 processors, and fewer too.
+const LANES: usize = 10;
 /// Maximum bytes of a window. Short windows are faster: no copy overlaps the read of the first
 /// window, no read overlaps the copy of the last, and slots that are soon reused are still in the
 /// processor's cache.
@@ -82,7 +82,7 @@ impl Ends {
 
 impl Device {
     /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`,
-    /// after the work that `after` marks. Windows of pages are read by up to eight threads, the
+    /// after the work that `after` marks. Windows of pages are read by up to ten threads, the
     /// caller's included; each window is copied while later windows are read. Returns after the
     /// last copy, also if `control` stops the load earlier. The bytes of blocks whose pages were
     /// not moved are unspecified.

@@ -1,7 +1,7 @@
 //! The mover: one thread of a device, which queues the moves of each direction in the order of
 //! their submission, gathers before scatters, and reports when each move has ended.
 
-use crate::core::{Core, Event, POLL};
+use crate::core::{Core, Event, POLL, STREAMS};
 use crate::driver::RawStream;
 use crate::layout::{Direction, Part};
 use crate::table::Table;
@@ -255,7 +255,7 @@ impl InFlightMove {
     fn mark(&mut self, core: &Core) -> Result<()> {
         if !self.is_marked {
             // SAFETY: the stream lives as long as the core.
-            unsafe { self.event.record(core.stream(self.queued.table.direction())) }?;
+            unsafe { self.event.record(core.raw(self.queued.table.stream())) }?;
             self.is_marked = true;
             self.queued.ticket.set(Stage::Queued(Arc::clone(&self.event)));
         }
@@ -282,7 +282,7 @@ impl InFlightMove {
 /// in which the moves end.
 struct InFlight {
     core: Arc<Core>,
-    queues: [VecDeque<InFlightMove>; 2],
+    queues: [VecDeque<InFlightMove>; STREAMS],
 }
 
 impl InFlight {
@@ -326,12 +326,12 @@ impl InFlight {
         // the end of the move. Only this thread queues tables.
         match unsafe { next.table.queue(&next.part, next.after.as_deref()) } {
             Ok((event, result)) => {
-                let place = place_of(next.table.direction());
+                let stream = next.table.stream().index();
                 let event = Arc::new(event);
                 let mut queued = InFlightMove { queued: next, event, is_marked: false, result };
                 // If the driver refuses the mark, `poll` tries again.
                 let _ = queued.mark(&self.core);
-                self.queues[place].push_back(queued);
+                self.queues[stream].push_back(queued);
             }
             Err(error) => next.fail(&self.core, error),
         }

@@ -1,6 +1,6 @@
 //! Tables: which block belongs to which slot. One table serves the moves of all parts of its pages.
 
-use crate::core::{Core, Event};
+use crate::core::{Core, Event, Stream};
 use crate::driver::{Copies, Launch};
 use crate::layout::{Direction, Kernel, MoveEntry, Part, as_bytes};
 use crate::pool::Pool;
@@ -59,6 +59,8 @@ pub struct Table {
     pool: Arc<Pool>,
     slots: Arc<Slots>,
     direction: Direction,
+    /// The stream of all moves of this table: the first uploads the table for later moves.
+    stream: Stream,
     entries: Vec<MoveEntry>,
     /// `None` if the moves use no kernel.
     kernel: Option<KernelTable>,
@@ -118,8 +120,9 @@ impl Table {
             Way::Kernel { grid } => KernelTable::new(memory, &entries, grid),
             Way::Copies => None,
         };
+        let stream = core.next_stream(direction);
         let (core, pool, slots) = (Arc::clone(core), Arc::clone(pool), Arc::clone(slots));
-        Ok(Self { core, pool, slots, direction, entries, kernel })
+        Ok(Self { core, pool, slots, direction, stream, entries, kernel })
     }
 
     /// The slots that the moves of this table read or fill.
@@ -138,6 +141,11 @@ impl Table {
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.direction
+    }
+
+    /// The stream of all moves of this table.
+    pub(crate) fn stream(&self) -> Stream {
+        self.stream
     }
 
     /// Whether moves of this table use a kernel.
@@ -165,7 +173,7 @@ impl Table {
     ) -> Result<(Event, Result<()>)> {
         self.core.check()?;
         let event = self.core.event()?;
-        let stream = self.core.stream(self.direction);
+        let stream = self.core.raw(self.stream);
         if let Some(after) = after {
             // SAFETY: the stream lives as long as the core.
             unsafe { after.delay(stream) }?;
@@ -182,7 +190,7 @@ impl Table {
     /// # Safety
     /// The conditions of [`Table::queue`] hold.
     unsafe fn queue_kernel(&self, kernel: &KernelTable, part: &Part) -> Result<()> {
-        let stream = self.core.stream(self.direction);
+        let stream = self.core.raw(self.stream);
         let table = kernel.address();
         if !kernel.is_queued.swap(true, Ordering::Relaxed) {
             let bytes = size_of_val(&*self.entries);
@@ -217,7 +225,7 @@ impl Table {
                 }
             }
         }
-        let stream = self.core.stream(self.direction);
+        let stream = self.core.raw(self.stream);
         // SAFETY: promised by the caller.
         self.core.note(unsafe { self.core.driver().copy(stream, &copies) })
     }

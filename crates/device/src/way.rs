@@ -3,12 +3,21 @@
 use crate::layout::Direction;
 use std::time::Duration;
 
-/// Number of blocks of 1,024 threads of a launch. Four blocks have 256 KiB in flight: more than
-/// three times the 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs busy.
-const GRID: u32 = 4;
+/// Number of blocks of 1,024 threads of a launch to the device. Four blocks have 256 KiB in flight:
+/// more than three times the 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs busy.
+const SCATTER_GRID: u32 = 4;
+/// Number of blocks of a launch from the device. On an H200, two blocks move as many bytes as four,
+/// because writes to host memory wait for no answer. Four made matrix products beside them take up
+/// to 1.8 times as long, and two at most 1.07 times.
+const GATHER_GRID: u32 = 2;
 /// Minimum length of a piece in bytes for which the copy engines count as faster than a kernel, if
-/// the pool has no measurement.
-const COPY_FROM: u64 = 32 << 10;
+/// the pool has no measurement. Shorter pieces are moved by the copy engines only if these
+/// take at most [`SHORT_SHARE`] of its time.
+const COPY_FROM: u64 = 128 << 10;
+/// Maximum time of the copy engines, as a part of a kernel's time, at which they move short pieces.
+/// Copies of pieces of 32 KiB, measured alone on an H200, took 0.9 of a kernel's time, but some
+/// loads by them took twice as long as loads by a kernel.
+const SHORT_SHARE: f64 = 0.8;
 
 /// How bytes are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +29,17 @@ pub enum Way {
     },
     /// By the copy engines, piece by piece.
     Copies,
+}
+
+impl Way {
+    /// The kernel, as pools use it for moves in `direction`.
+    #[must_use]
+    pub const fn kernel(direction: Direction) -> Self {
+        match direction {
+            Direction::Scatter => Self::Kernel { grid: SCATTER_GRID },
+            Direction::Gather => Self::Kernel { grid: GATHER_GRID },
+        }
+    }
 }
 
 /// The times of one move, by a kernel and by the copy engines.
@@ -76,16 +96,19 @@ impl Ways {
     /// The way of a move of `pieces` pieces.
     #[must_use]
     pub fn of(&self, direction: Direction, pieces: usize) -> Way {
-        let kernel = Way::Kernel { grid: GRID };
+        let kernel = Way::kernel(direction);
         match self.forced {
             _ if !self.has_kernels => Way::Copies,
             Some(way) => way,
-            None => match self.nearest(direction, pieces) {
-                Some(nearest) if nearest.copies <= nearest.kernel => Way::Copies,
-                Some(_) => kernel,
-                None if self.piece_bytes >= COPY_FROM => Way::Copies,
-                None => kernel,
-            },
+            None => {
+                let is_long = self.piece_bytes >= COPY_FROM;
+                let share = if is_long { 1.0 } else { SHORT_SHARE };
+                let copies = match self.nearest(direction, pieces) {
+                    Some(nearest) => nearest.copies <= nearest.kernel.mul_f64(share),
+                    None => is_long,
+                };
+                if copies { Way::Copies } else { kernel }
+            }
         }
     }
 
@@ -104,21 +127,23 @@ impl Ways {
 mod tests {
     use super::*;
 
-    const KERNEL: Way = Way::Kernel { grid: GRID };
+    const KERNEL: Way = Way::kernel(Direction::Scatter);
 
     #[test]
     fn length_of_pieces_decides_without_measurements() {
-        for (bytes, way) in [(8192, KERNEL), (32_767, KERNEL), (32_768, Way::Copies)] {
+        for (bytes, is_short) in [(8192, true), (131_071, true), (131_072, false)] {
             let ways = Ways::new(bytes, true);
-            assert_eq!(ways.of(Direction::Scatter, 1000), way);
-            assert_eq!(ways.of(Direction::Gather, 1000), way);
+            for direction in [Direction::Scatter, Direction::Gather] {
+                let way = if is_short { Way::kernel(direction) } else { Way::Copies };
+                assert_eq!(ways.of(direction, 1000), way);
+            }
             assert_eq!(Ways::new(bytes, false).of(Direction::Scatter, 1000), Way::Copies);
         }
     }
 
     #[test]
     fn nearest_measurement_decides() {
-        let mut ways = Ways::new(65_536, true);
+        let mut ways = Ways::new(1 << 20, true);
         let micros = Duration::from_micros;
         let direction = Direction::Scatter;
         ways.add(Measured { direction, pieces: 4096, kernel: micros(90), copies: micros(50) });
@@ -131,6 +156,17 @@ mod tests {
         assert_eq!(ways.of(Direction::Scatter, 100_000), Way::Copies);
         // The other direction has no measurement: the length of pieces decides.
         assert_eq!(ways.of(Direction::Gather, 64), Way::Copies);
+    }
+
+    #[test]
+    fn copy_engines_move_short_pieces_only_if_much_faster() {
+        let micros = Duration::from_micros;
+        for (copies, way) in [(90, KERNEL), (81, KERNEL), (80, Way::Copies), (40, Way::Copies)] {
+            let mut ways = Ways::new(32_768, true);
+            let (direction, copies) = (Direction::Scatter, micros(copies));
+            ways.add(Measured { direction, pieces: 64, kernel: micros(100), copies });
+            assert_eq!(ways.of(direction, 80), way);
+        }
     }
 
     #[test]
