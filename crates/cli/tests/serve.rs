@@ -79,7 +79,13 @@ fn serve_opens_store_moved_to_its_path() {
             owner.close().unwrap();
         }
         let mut served = Served::start(&dir, &["--json"]);
-        let mut event = || serde_json::from_str::<Value>(&served.says()).unwrap();
+        let mut event = || {
+            let said = served.says();
+            serde_json::from_str::<Value>(&said).unwrap_or_else(|_| {
+                let rest: Vec<String> = served.out.by_ref().map_while(|line| line.ok()).collect();
+                panic!("not an event: {said} {}", rest.join(" "))
+            })
+        };
         assert_eq!(event()["event"], if waits { "waiting" } else { "ready" });
         filled(&next);
         std::fs::rename(&dir, &away).unwrap();

@@ -113,7 +113,7 @@ pub fn text(path: &Path) -> &str {
 /// A process of `ritornello serve`.
 pub struct Served {
     pub child: Child,
-    out: Lines<BufReader<ChildStdout>>,
+    pub out: Lines<BufReader<ChildStdout>>,
 }
 
 impl Served {
