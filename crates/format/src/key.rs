@@ -26,6 +26,18 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
     .with("bytes", keys[at].len()))
 }
 
+/// Parses a page key in hexadecimal digits; `None` if the text is not pairs of digits. Does not check
+/// the key's length.
+#[must_use]
+pub fn parse_key(digits: &str) -> Option<Vec<u8>> {
+    // `from_str_radix` accepts a sign.
+    if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let pairs = (0..digits.len()).step_by(2).map(|at| &digits[at..at + 2]);
+    pairs.map(|pair| u8::from_str_radix(pair, 16).ok()).collect()
+}
+
 /// Identifies a page in the index: XXH3-128 of the page's key, seeded with the id of its scope.
 ///
 /// The hash does not resist constructed collisions. A collision cannot deliver wrong bytes, because
@@ -113,6 +125,15 @@ mod tests {
         assert!(check_keys(&[&[0; 8], &[0; 64]]).is_ok());
         let error = check_keys(&[&[0; 8], &[0; 65]]).unwrap_err().to_string();
         assert!(error.contains("key=1") && error.contains("bytes=65"), "{error}");
+    }
+
+    #[test]
+    fn only_pairs_of_digits_are_a_key() {
+        assert_eq!(parse_key("00fF10"), Some(vec![0, 255, 16]));
+        assert_eq!(parse_key(""), Some(Vec::new()));
+        for wrong in ["0", "0g", "+1", "0x12", "\u{e9}\u{e9}", " 1"] {
+            assert_eq!(parse_key(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

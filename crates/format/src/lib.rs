@@ -27,6 +27,7 @@ mod registry;
 mod reservation;
 pub mod residency;
 mod scope;
+mod scope_difference;
 mod size;
 mod version;
 mod whole_file;
@@ -35,7 +36,9 @@ pub mod wire;
 pub use checksum::{SliceChecksum, checksum};
 pub use error::{Error, ErrorKind, Result};
 pub use header::{RUN_HEADER_UNITS_MAX, RUN_MAGIC, RunHeader, Slice};
-pub use key::{KEY_BYTES_MAX, KEY_BYTES_MIN, PageHash, PageHashes, ScopedKeys, check_keys};
+pub use key::{
+    KEY_BYTES_MAX, KEY_BYTES_MIN, PageHash, PageHashes, ScopedKeys, check_keys, parse_key,
+};
 pub use key_list::KeyList;
 pub use manifest::{Manifest, VolumeRecord};
 pub use marker::VolumeMarker;
@@ -43,5 +46,6 @@ pub use place::{Extent, PIECE_UNITS, Place, SegmentId, UNIT, WHOLE_PAGE_UNITS, u
 pub use registry::{ScopeRegistry, ScopeSettings, StoredRegistry};
 pub use reservation::ReservationRecord;
 pub use scope::{PAGE_BYTES_MAX, Scope, ScopeId, ScopeSlot};
+pub use scope_difference::FieldDifference;
 pub use size::parse_bytes;
 pub use version::FORMAT_VERSION;

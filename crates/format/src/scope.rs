@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 /// The digest of a scope's identity: the first 16 bytes of the BLAKE3 of its canonical encoding.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -22,6 +23,21 @@ impl ScopeId {
 impl fmt::Display for ScopeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for ScopeId {
+    type Err = Error;
+
+    /// Parses 32 hexadecimal digits; `Invalid` for other text.
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = || Error::invalid("a scope's id is 32 hexadecimal digits");
+        // `from_str_radix` accepts a sign.
+        if text.len() != 32 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(invalid());
+        }
+        let number = u128::from_str_radix(text, 16).map_err(|_| invalid())?;
+        Ok(Self(number.to_be_bytes()))
     }
 }
 
@@ -303,7 +319,7 @@ impl Scope {
     }
 
     /// The layout's canonical name, one for all names of the same bytes.
-    fn canonical_layout(&self) -> &str {
+    pub(crate) fn canonical_layout(&self) -> &str {
         if self.layout == "layer_first" { "page_first" } else { &self.layout }
     }
 
@@ -407,6 +423,17 @@ mod tests {
             page_bytes: None,
             chained: true,
             ..Scope::opaque("", 1, true)
+        }
+    }
+
+    #[test]
+    fn printed_id_is_parsed() {
+        let id = llama().id();
+        assert_eq!(id.to_string().parse::<ScopeId>().unwrap(), id);
+        assert_eq!(id.to_string().to_uppercase().parse::<ScopeId>().unwrap(), id);
+        for wrong in ["", "00", &format!("+{}", "0".repeat(31)), &"g".repeat(32), &"é".repeat(16)]
+        {
+            assert!(wrong.parse::<ScopeId>().is_err(), "{wrong}");
         }
     }
 

@@ -101,10 +101,17 @@ pub fn units(extents: &[Extent]) -> BTreeSet<(SegmentId, u32)> {
 
 /// Totals of removals: the units that become free, the number of removed pages, and the runs that
 /// were removed as a whole.
+///
+/// # Panics
+/// If a removal names its pages, and not as many as it counts.
 #[must_use]
 pub fn sum(removed: &[Removed]) -> (BTreeSet<(SegmentId, u32)>, u32, BTreeSet<RunId>) {
     let extents: Vec<Extent> = removed.iter().flat_map(|r| r.extents.iter().copied()).collect();
     let whole = removed.iter().filter(|r| r.whole).map(|r| r.run).collect();
+    for gone in removed.iter().filter(|gone| !gone.hashes.is_empty()) {
+        let named = gone.hashes.iter().filter(|hash| **hash != PageHash::NONE).count();
+        assert_eq!(named, gone.pages as usize, "{gone:?}");
+    }
     (units(&extents), removed.iter().map(|r| r.pages).sum(), whole)
 }
 

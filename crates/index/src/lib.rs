@@ -84,10 +84,20 @@ pub struct Removed {
     pub scope: ScopeSlot,
     /// Number of pages removed.
     pub pages: u32,
+    /// Hashes of the removed pages, and [`PageHash::NONE`] for pages that were removed before.
+    /// Empty for a dropped scope, whose pages may be too many, and for a moved run.
+    pub hashes: Vec<PageHash>,
     /// Whether the whole run is removed.
     pub whole: bool,
     /// The extents that become free, once the removal is durable and no lease holds them.
     pub extents: Vec<ritornello_format::Extent>,
+}
+
+impl Removed {
+    /// These removed pages without their hashes.
+    fn without_hashes(self) -> Self {
+        Self { hashes: Vec::new(), ..self }
+    }
 }
 
 /// Consecutive pages of one run that match a sequence of keys.

@@ -86,12 +86,11 @@ impl State {
         extents.extend(run.held(keep));
         let scope = run.view.scope;
         run.view.place.truncate(keep as u32);
+        let hashes = run.view.pages.split_off(keep);
         let mut pages = 0;
-        for page in run.view.pages.split_off(keep) {
-            if page != PageHash::NONE {
-                self.pages.remove(&(scope, page));
-                pages += 1;
-            }
+        for page in hashes.iter().filter(|page| **page != PageHash::NONE) {
+            self.pages.remove(&(scope, *page));
+            pages += 1;
         }
         if whole {
             let parent = self.runs.remove(&id).and_then(|run| run.view.parent);
@@ -99,7 +98,7 @@ impl State {
                 parent.children.remove(&id);
             }
         }
-        Some(Removed { run: id, scope, pages, whole, extents: join(extents) })
+        Some(Removed { run: id, scope, pages, hashes, whole, extents: join(extents) })
     }
 
     fn remove(&mut self, scope: ScopeSlot, page: PageHash) -> Vec<Removed> {
@@ -114,7 +113,7 @@ impl State {
         run.view.pages[at as usize] = PageHash::NONE;
         let extents = run.view.place.page(at);
         self.pages.remove(&(scope, page));
-        vec![Removed { run: id, scope, pages: 1, whole: false, extents }]
+        vec![Removed { run: id, scope, pages: 1, hashes: vec![page], whole: false, extents }]
     }
 }
 
@@ -189,7 +188,8 @@ impl PrefixIndex for MemoryIndex {
         let mut state = self.0.lock();
         let runs = state.runs.iter().filter(|(_, run)| run.view.scope == scope);
         let runs: Vec<RunId> = runs.map(|(id, _)| *id).collect();
-        runs.into_iter().flat_map(|run| state.truncate(run, 0)).collect()
+        let removed = runs.into_iter().flat_map(|run| state.truncate(run, 0));
+        removed.map(Removed::without_hashes).collect()
     }
 
     fn relocate(&self, id: RunId, place: &Place) -> Option<Removed> {
@@ -203,7 +203,8 @@ impl PrefixIndex for MemoryIndex {
         extents.extend(run.held(0));
         run.view.place = place.clone();
         let scope = run.view.scope;
-        Some(Removed { run: id, scope, pages: 0, whole: false, extents: join(extents) })
+        let (hashes, extents) = (Vec::new(), join(extents));
+        Some(Removed { run: id, scope, pages: 0, hashes, whole: false, extents })
     }
 
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {

@@ -14,7 +14,7 @@ use ritornello_index::{
     ArtIndex, ArtOptions, MatchedRun, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex,
 };
 use ritornello_medium::SimDisk;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 struct All {
@@ -56,7 +56,9 @@ fn steps(walk: &[MatchedRun]) -> Vec<(u32, u32, u32)> {
 
 fn gone(removed: &[Removed]) -> impl PartialEq + std::fmt::Debug + use<> {
     let (units, pages, whole) = sum(removed);
-    (units, pages, whole.len())
+    let hashes = removed.iter().flat_map(|gone| &gone.hashes).copied();
+    let hashes: BTreeSet<PageHash> = hashes.filter(|hash| *hash != PageHash::NONE).collect();
+    (units, pages, whole.len(), hashes)
 }
 
 impl All {

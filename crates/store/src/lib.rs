@@ -28,6 +28,7 @@ mod core;
 mod directory;
 mod encode;
 pub mod eviction;
+mod explanation;
 mod get;
 mod io_threads;
 pub mod lease;
@@ -66,6 +67,7 @@ pub use client_id::ClientId;
 pub use conversion::{Conversion, convert_index};
 pub use core::{CapacityChange, ClientAlive, DamagedPage, LocalCatalog, StoreCore, Verification};
 pub use directory::{Directory, POLICY_FILE};
+pub use explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, OtherScope, Stretch};
 pub use machine_memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,

@@ -121,7 +121,7 @@ impl PrefixIndex for ArtIndex {
                 .collect();
             runs.dedup();
             for run in runs {
-                removed.extend(self.cut(run, 0));
+                removed.extend(self.cut(run, 0).into_iter().map(Removed::without_hashes));
             }
         }
     }
@@ -139,7 +139,7 @@ impl PrefixIndex for ArtIndex {
         let mut batch = Batch::default();
         batch.put(&key::run(run), &value);
         self.apply_or_poison(&batch).ok()?;
-        Some(Removed { run, scope, pages: 0, whole: false, extents })
+        Some(Removed { run, scope, pages: 0, hashes: Vec::new(), whole: false, extents })
     }
 
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {

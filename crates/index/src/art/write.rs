@@ -191,7 +191,8 @@ impl ArtIndex {
             self.gauges.runs.fetch_sub(1, Ordering::Relaxed);
         }
         self.gauges.pages.fetch_sub(gone as u64, Ordering::Relaxed);
-        Ok(Some(Removed { run, scope, pages: gone as u32, whole, extents }))
+        let hashes = pages.get(keep..).unwrap_or_default().to_vec();
+        Ok(Some(Removed { run, scope, pages: gone as u32, hashes, whole, extents }))
     }
 
     /// Deletes the entry that names a page's position, if this entry names the run `run`.
@@ -231,14 +232,16 @@ impl ArtIndex {
             record.last = PageHash::NONE;
         }
         batch.put(&key::run(run), &record.encode(run)?);
-        if let Some(hash) = chunk.get_mut(at % CHUNK) {
-            batch.delete(&key::page(scope, std::mem::take(hash)));
+        let hash = chunk.get_mut(at % CHUNK).map(std::mem::take);
+        if let Some(hash) = hash {
+            batch.delete(&key::page(scope, hash));
         }
         batch.put(&key, &record::encode_chunk(&key, &chunk));
         self.put_sum(&mut batch, 0, -1);
         self.apply_or_poison(&batch)?;
         self.gauges.pages.fetch_sub(1, Ordering::Relaxed);
         let extents = record.place.page(page.into());
-        Ok(Removed { run, scope, pages: 1, whole: false, extents })
+        let hashes = hash.into_iter().collect();
+        Ok(Removed { run, scope, pages: 1, hashes, whole: false, extents })
     }
 }

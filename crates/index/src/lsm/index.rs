@@ -146,7 +146,8 @@ impl PrefixIndex for LsmIndex {
             if cuts.is_empty() {
                 return removed;
             }
-            removed.extend(self.cut(&mut writer, cuts, BTreeMap::new()));
+            let cut = self.cut(&mut writer, cuts, BTreeMap::new());
+            removed.extend(cut.into_iter().map(Removed::without_hashes));
         }
     }
 
@@ -164,7 +165,8 @@ impl PrefixIndex for LsmIndex {
             .and_then(|()| self.commit(&mut writer, change));
         let is_moved = moved.is_ok();
         self.log(moved, "a relocation");
-        is_moved.then_some(Removed { run, scope, pages: 0, whole: false, extents })
+        let hashes = Vec::new();
+        is_moved.then_some(Removed { run, scope, pages: 0, hashes, whole: false, extents })
     }
 
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {

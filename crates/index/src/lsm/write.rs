@@ -216,7 +216,8 @@ fn cut_one(
     let whole = gone >= record.live;
     let from = if whole { 0 } else { keep };
     let extents = held(&record.place, &hashes, from.into());
-    let removed = Removed { run, scope: record.scope, pages: gone.into(), whole, extents };
+    let (scope, pages) = (record.scope, gone.into());
+    let removed = Removed { run, scope, pages, hashes, whole, extents };
     change.counts.pages -= u64::from(gone);
     if whole {
         change.delete(Family::Run, &keys::run(run), &record.encode())?;
@@ -259,10 +260,11 @@ fn punch(
     let scope = record.scope;
     let before = record.encode();
     let hashes = change.db.hashes(run, &record, 0);
-    let mut extents = Vec::new();
+    let (mut punched, mut extents) = (Vec::with_capacity(pages.len()), Vec::new());
     for &page in pages {
         if let Some(hash) = hashes.get(usize::from(page)) {
             drop_page(change, scope, run, page, *hash)?;
+            punched.push(*hash);
         }
         extents.extend(record.place.page(page.into()));
     }
@@ -271,5 +273,5 @@ fn punch(
     change.counts.pages -= u64::from(gone);
     change.replace(Family::Run, run, &before, &record.encode())?;
     let extents = crate::live_extents::join(extents);
-    Ok(Removed { run, scope, pages: gone.into(), whole: false, extents })
+    Ok(Removed { run, scope, pages: gone.into(), hashes: punched, whole: false, extents })
 }

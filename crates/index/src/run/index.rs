@@ -8,7 +8,7 @@ use super::RunIndex;
 use super::check::{check, check_place};
 use super::pending::Pending;
 use super::record::Pages;
-use super::runs::NO_RUN;
+use super::runs::{Cut, NO_RUN};
 use super::slots::Number;
 use super::tables::LOCK_BATCH;
 use crate::live_extents::held;
@@ -122,9 +122,20 @@ impl PrefixIndex for RunIndex {
             match removed.last_mut() {
                 Some(last) if last.run == id => {
                     last.pages += 1;
+                    last.hashes.push(hash);
                     last.extents.extend(extents);
                 }
-                _ => removed.push(Removed { run: id, scope, pages: 1, whole: false, extents }),
+                _ => {
+                    let hashes = vec![hash];
+                    removed.push(Removed {
+                        run: id,
+                        scope,
+                        pages: 1,
+                        hashes,
+                        whole: false,
+                        extents,
+                    });
+                }
             }
         }
         if !punched.is_empty() {
@@ -151,7 +162,8 @@ impl PrefixIndex for RunIndex {
                 }
             }
             for run in found {
-                removed.extend(self.cut(&mut pending, run, 0));
+                let cut = self.cut(&mut pending, run, 0);
+                removed.extend(cut.into_iter().map(Removed::without_hashes));
             }
         }
         removed
@@ -168,7 +180,7 @@ impl PrefixIndex for RunIndex {
         drop(tables);
         let record = JournalRecord::Relocate { run: id.0, place: Cow::Borrowed(place) };
         self.append(&mut pending, &record);
-        Some(Removed { run: id, scope, pages: 0, whole: false, extents })
+        Some(Removed { run: id, scope, pages: 0, hashes: Vec::new(), whole: false, extents })
     }
 
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
@@ -389,7 +401,8 @@ impl RunIndex {
         if cut.whole {
             tables.runs.release(run);
         }
-        Some(Removed { run: id, scope, pages: cut.pages, whole: cut.whole, extents: cut.extents })
+        let Cut { whole, pages, hashes, extents, .. } = cut;
+        Some(Removed { run: id, scope, pages, hashes, whole, extents })
     }
 
     /// Returns how to remove the page `hash`: its run, a page number, and whether to cut the run at

@@ -7,9 +7,10 @@ use super::types::{
     ScopeRef,
 };
 use crate::core::CapacityChange;
+use crate::explanation::Explanation;
 use crate::owner_silent::StoreReopening;
 use crate::stats::CatalogStats;
-use ritornello_format::{Error, ErrorKind, Scope, ScopeSettings, ScopeSlot};
+use ritornello_format::{Error, ErrorKind, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -110,6 +111,12 @@ pub enum Request<'a> {
     ReportTransfers {
         counts: Cow<'a, [u64]>,
     },
+    Explain {
+        id: ScopeId,
+        scope: Option<Cow<'a, Scope>>,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
 }
 
 impl<'a> Request<'a> {
@@ -124,7 +131,8 @@ impl<'a> Request<'a> {
             | Self::Exists { keys, .. }
             | Self::Reserve { keys, .. }
             | Self::Touch { keys, .. }
-            | Self::Delete { keys, .. } => Some(*keys),
+            | Self::Delete { keys, .. }
+            | Self::Explain { keys, .. } => Some(*keys),
             _ => None,
         }
     }
@@ -157,6 +165,8 @@ pub enum Response {
     Stats(Box<CatalogStats>),
     /// The call failed. This response exists on sockets only.
     Failed(WireError),
+    /// Answers `Explain`.
+    Explained(Explanation),
 }
 
 /// An error on the wire.

@@ -19,8 +19,9 @@ pub use types::{
 };
 
 use crate::core::CapacityChange;
+use crate::explanation::Explanation;
 use crate::stats::CatalogStats;
-use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
+use ritornello_format::{Error, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -227,6 +228,18 @@ pub trait Catalog: Send + Sync {
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
         let request = Request::Keys { scope, after, limit };
         expect!(self.call(&request), Response::Keys(keys) => keys)
+    }
+
+    /// Explains for each key why the page is a hit or a miss in the scope `id`, at most
+    /// [`EXPLAINED_KEYS_MAX`](crate::EXPLAINED_KEYS_MAX) keys. `scope` is the description of this
+    /// scope, if the caller knows it: the owner compares it with other scopes that have the keys.
+    ///
+    /// # Errors
+    /// `Invalid` for too many keys.
+    fn explain(&self, id: ScopeId, scope: Option<&Scope>, keys: &[&[u8]]) -> Result<Explanation> {
+        let (scope, keys) = (scope.map(Cow::Borrowed), Keys::Listed(keys));
+        let request = Request::Explain { id, scope, keys };
+        expect!(self.call(&request), Response::Explained(explanation) => explanation)
     }
 
     /// Changes capacity or directories; see

@@ -147,7 +147,8 @@ impl Request<'_> {
             | Self::ReportFailedWrites { .. }
             | Self::Touch { .. }
             | Self::Scopes { .. }
-            | Self::Keys { .. } => QUESTION,
+            | Self::Keys { .. }
+            | Self::Explain { .. } => QUESTION,
             Self::Release { lease } => {
                 let unanswered = Unanswered::Later(LaterCall::Release(lease));
                 CallRule { unanswered, has_response: false, ..QUESTION }

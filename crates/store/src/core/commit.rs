@@ -2,6 +2,7 @@
 //! page was removed since the run was planned, or if another put has stored one of its pages.
 
 use super::StoreCore;
+use super::departures::Departure;
 use super::durability::pending_max;
 use super::eviction_cause::EvictionCause;
 use super::reservations::{PlannedRun, Reservation};
@@ -43,19 +44,21 @@ impl StoreCore {
         let sync_deadline = Instant::now() + SYNC_WAIT;
         for (at, run) in runs.iter().enumerate() {
             let checksum = written.get(at).copied().flatten();
+            let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
             let is_on_failed = |e: &Extent| failed_volumes.contains(&e.segment.volume());
             if checksum.is_some() {
                 state.space.note_written(&run.place.extents);
             } else if run.place.extents.iter().any(is_on_failed) {
                 // After the loop `note_failed` decides which of these extents may be reused.
                 failed.push(run.place.extents.clone());
+                self.departures.note(pages.iter().copied(), Departure::Abandoned);
                 self.counters.runs_failed.add(1);
                 self.counters.runs_abandoned.add(1);
                 continue;
             }
-            let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
             let Some(checksum) = checksum else {
                 unused.extend(&run.place.extents);
+                self.departures.note(pages.iter().copied(), Departure::Abandoned);
                 self.counters.runs_abandoned.add(1);
                 continue;
             };
@@ -83,9 +86,12 @@ impl StoreCore {
                     self.counters.bytes_admitted.add(stored * scope.page_bytes);
                 }
                 Err(error) => {
+                    let mut departure = Departure::Abandoned;
                     if error.kind() == ErrorKind::Retry {
                         refused_pages += u64::from(run.pages);
+                        departure = Departure::Refused(Refusal::Metadata);
                     }
+                    self.departures.note(pages.iter().copied(), departure);
                     // Poisons the store if the index failed, because a failed index accepts no
                     // further records.
                     self.lifecycle.rounds().poison_if_fatal(&error);

@@ -1,6 +1,7 @@
 //! Evicting pages: from the store, or from a scope with a quota.
 
 use super::StoreCore;
+use super::departures::Departure;
 use super::eviction_cause::EvictionCause;
 use super::state::State;
 use super::step::STEP_UNITS;
@@ -100,6 +101,7 @@ impl StoreCore {
             if removed.is_empty() {
                 state.residents.forget_victim(slot, victim.run);
             }
+            self.departures.note_removed(&removed, Departure::Evicted(cause));
             pages += state.apply_removals(removed, None).0;
         }
         self.count_evicted(pages, cause);

@@ -13,3 +13,15 @@ pub(in crate::core) enum EvictionCause {
     /// run cannot be moved.
     Segment,
 }
+
+impl EvictionCause {
+    /// The cause in one word, as in metrics.
+    pub(in crate::core) const fn word(self) -> &'static str {
+        match self {
+            Self::Space => "space",
+            Self::Quota => "quota",
+            Self::Index => "index",
+            Self::Segment => "segment",
+        }
+    }
+}

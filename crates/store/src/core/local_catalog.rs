@@ -1,6 +1,7 @@
 //! The owner's [`Catalog`] for one client.
 
 use super::StoreCore;
+use super::departures::Departure;
 use crate::catalog::{Catalog, Request, Response};
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Result};
@@ -34,8 +35,9 @@ impl StoreCore {
         let mut state = self.state.lock();
         let freed = state.leases.drop_client(client);
         state.space.add_to_limbo(freed);
-        state.reservations.disconnect(client);
+        let pages = state.reservations.disconnect(client);
         drop(state);
+        self.departures.note(pages, Departure::Abandoned);
         self.maintenance.wake_periodic();
     }
 }
@@ -108,6 +110,9 @@ impl Catalog for LocalCatalog {
             }
             Request::Clear => core.clear().map(done).map_err(retryable),
             Request::Flush => core.flush().map(done).map_err(retryable),
+            Request::Explain { id, ref scope, keys } => {
+                core.explain(id, scope.as_deref(), &keys.list()?).map(Response::Explained)
+            }
             Request::Stats => core.stats().map(Box::new).map(Response::Stats),
         }
     }

@@ -8,10 +8,12 @@
 mod absence;
 mod commit;
 mod copies;
+mod departures;
 mod disk_call;
 mod durability;
 mod eviction;
 mod eviction_cause;
+mod explain;
 mod lifecycle;
 mod limits;
 mod listing;
@@ -40,6 +42,7 @@ use crate::stats::Counters;
 use crate::transfer_counts::TransferTotals;
 use absence::hidden::Hidden;
 use copies::Copies;
+use departures::Departures;
 use disk_call::DiskCalls;
 use lifecycle::Lifecycle;
 use limits::admission::PutAdmission;
@@ -82,6 +85,7 @@ pub struct StoreCore {
     counters: Counters,
     /// Puts and gets of all processes.
     transfers: TransferTotals,
+    departures: Departures,
 }
 
 impl StoreCore {

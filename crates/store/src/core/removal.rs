@@ -1,6 +1,7 @@
 //! Removing pages: deleted pages, damaged pages, and the pages of dropped scopes.
 
 use super::StoreCore;
+use super::departures::Departure;
 use super::state::State;
 use crate::catalog::ScopeRef;
 use parking_lot::MutexGuard;
@@ -18,6 +19,7 @@ impl StoreCore {
         let mut state = self.state.lock();
         let present = self.index.exists(scope.slot, &scoped);
         let removed = self.index.remove(scope.slot, &scoped);
+        self.departures.note_removed(&removed, Departure::Deleted);
         let (pages, _) = self.state.apply_removals(&mut state, removed, None);
         self.counters.deleted_pages.add(pages);
         self.wake_if_limbo_is_large(&state);
@@ -49,7 +51,8 @@ impl StoreCore {
         // Taking the lock waits for commits that found a scope live, because they insert their runs
         // under this lock. Later commits find the scope dropped.
         drop(self.state.lock());
-        for slot in gone {
+        for (slot, id) in gone {
+            self.departures.note_dropped(id);
             // Count the removal as pending: until it is applied, `state` counts runs that the index
             // has dropped.
             self.state.lock().removals.dropping += 1;
@@ -118,6 +121,7 @@ impl StoreCore {
         page: PageHash,
     ) {
         let removed = self.index.remove(scope.slot, &[page]);
+        self.departures.note_removed(&removed, Departure::FailedVerification);
         let (pages, damaged_extents) = self.state.apply_removals(state, removed, Some(run));
         self.counters.damaged_pages.add(pages);
         state.space.quarantine(damaged_extents);

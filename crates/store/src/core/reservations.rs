@@ -6,6 +6,7 @@
 //! because a power loss ends the clients too.
 
 use super::StoreCore;
+use super::departures::Departure;
 use crate::catalog::{LeaseNumber, ScopeRef};
 use crate::client_id::ClientId;
 use crate::directory::Directory;
@@ -40,6 +41,15 @@ pub(crate) struct Reservation {
 impl Reservation {
     fn units(&self) -> u64 {
         self.runs.iter().map(|run| run.place.units()).sum()
+    }
+
+    /// The pages that get space, in order.
+    pub(super) fn pages(&self) -> impl Iterator<Item = PageHash> {
+        let of_run = |run: &PlannedRun| {
+            let pages = run.at as usize..(run.at + run.pages) as usize;
+            self.hashes.get(pages).unwrap_or_default()
+        };
+        self.runs.iter().flat_map(of_run).copied()
     }
 
     fn into_extents(self) -> Vec<Extent> {
@@ -94,10 +104,12 @@ impl Reservations {
     }
 
     /// Removes a client. The client's reservations are withheld until the process is proven dead,
-    /// or a client with its name, or the owner's process, aborts them.
-    pub(super) fn disconnect(&mut self, client: ClientId) {
+    /// or a client with its name, or the owner's process, aborts them. Returns their pages.
+    pub(super) fn disconnect(&mut self, client: ClientId) -> Vec<PageHash> {
         let name = self.clients.remove(&client).unwrap_or_default();
+        let mut pages = Vec::new();
         for (id, reservation) in self.open.extract_if(|_, open| open.client == client) {
+            pages.extend(reservation.pages());
             let withheld = Withheld {
                 client: name.clone(),
                 extents: reservation.into_extents(),
@@ -105,6 +117,12 @@ impl Reservations {
             };
             self.withheld.insert(id, withheld);
         }
+        pages
+    }
+
+    /// The open reservations by number.
+    pub(super) fn open(&self) -> &HashMap<u64, Reservation> {
+        &self.open
     }
 
     pub(super) fn client_name(&self, client: ClientId) -> String {
@@ -232,18 +250,19 @@ impl StoreCore {
     /// Frees the space of a reservation that will not be written: immediately, or after a drain if
     /// the client died.
     pub(super) fn abandon(&self, id: u64, by: Abandoned) {
-        let (extents, logged) = {
-            let mut state = self.state.lock();
-            if let Some(withheld) = state.reservations.withheld.remove(&id) {
-                (withheld.extents, true)
-            } else if let Some(reservation) = state.reservations.open.remove(&id) {
-                self.counters.runs_abandoned.add(reservation.runs.len() as u64);
-                state.release_lease(reservation.lease.0);
-                let logged = reservation.client != ClientId::LOCAL;
-                (reservation.into_extents(), logged)
-            } else {
-                return;
-            }
+        let mut state = self.state.lock();
+        let (extents, logged) = if let Some(withheld) = state.reservations.withheld.remove(&id) {
+            drop(state);
+            (withheld.extents, true)
+        } else if let Some(reservation) = state.reservations.open.remove(&id) {
+            self.counters.runs_abandoned.add(reservation.runs.len() as u64);
+            state.release_lease(reservation.lease.0);
+            drop(state);
+            self.departures.note(reservation.pages(), Departure::Abandoned);
+            let logged = reservation.client != ClientId::LOCAL;
+            (reservation.into_extents(), logged)
+        } else {
+            return;
         };
         // Log the end before the space is freed. In the other order, after a crash, the log could
         // withhold space that another put has received since.

@@ -89,6 +89,21 @@ impl Absence {
         !self.is_empty() && extents.iter().any(|extent| self.covers(extent.segment))
     }
 
+    /// Says where the first of `extents` in absent space is, and why it is absent. `manifest` names
+    /// the directories of the volumes.
+    pub(crate) fn reason(&self, extents: &[Extent], manifest: &Manifest) -> Option<String> {
+        extents.iter().find_map(|Extent { segment, .. }| {
+            let dir = manifest.volumes.get(usize::from(segment.volume()))?.dir.as_str();
+            let of_segment = || Some((segment, self.segments.get(segment)?));
+            match self.volumes.get(&segment.volume()) {
+                Some(why) => Some(format!("{dir}: {why}")),
+                None => {
+                    of_segment().map(|(id, why)| format!("{dir}, segment {}: {why}", id.number()))
+                }
+            }
+        })
+    }
+
     /// Records the segments of absent volumes that hold `extents`, the extents of a hidden run, so
     /// that these segments count towards the store's capacity.
     pub(crate) fn note(&mut self, extents: &[Extent]) {

@@ -7,6 +7,7 @@ use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::core::absence::Absence;
 use crate::core::absence::hidden::Hidden;
 use crate::core::copies::Copies;
+use crate::core::departures::Departures;
 use crate::core::disk_call::DiskCalls;
 use crate::core::lifecycle::{Lifecycle, OpenReport};
 use crate::core::limits::admission::PutAdmission;
@@ -232,6 +233,7 @@ impl StoreCore {
             disk_calls: DiskCalls::default(),
             counters: Counters::default(),
             transfers: TransferTotals::default(),
+            departures: Departures::new(),
         });
         core.start_drain();
         core.enforce_quotas();

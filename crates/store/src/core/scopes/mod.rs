@@ -2,6 +2,7 @@
 
 mod arrangements;
 mod limit;
+mod lookup;
 mod registration;
 
 use crate::catalog::ScopeRef;
@@ -246,20 +247,21 @@ impl Scopes {
         reference.map(|(_, scope)| scope.model.clone()).unwrap_or_default()
     }
 
-    /// Drops the scopes that `which` selects, durably. Returns their slots.
+    /// Drops the scopes that `which` selects, durably. Returns their slots and ids.
     pub(crate) fn drop_selected(
         &self,
         which: impl Fn(ScopeSlot) -> bool,
-    ) -> Result<Vec<ScopeSlot>> {
+    ) -> Result<Vec<(ScopeSlot, ScopeId)>> {
         let mut registry = self.registry.lock();
         let slots = registry.table.scopes.keys().copied();
         let slots: Vec<ScopeSlot> = slots.filter(|slot| which(*slot)).collect();
-        if !slots.is_empty() {
-            self.drop_durably(&mut registry, &slots)?;
-            let mut live = self.live.write();
-            slots.iter().for_each(|slot| live.drop_scope(*slot));
+        if slots.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(slots)
+        self.drop_durably(&mut registry, &slots)?;
+        let mut live = self.live.write();
+        let dropped = slots.into_iter().filter_map(|slot| Some((slot, live.drop_scope(slot)?)));
+        Ok(dropped.collect())
     }
 
     /// Removes `slots` from the registry, durably; the caller updates `live`.
@@ -352,11 +354,12 @@ impl Live {
         Ok(reference)
     }
 
-    pub(crate) fn drop_scope(&mut self, slot: ScopeSlot) {
+    /// Removes a scope, and returns its id.
+    pub(crate) fn drop_scope(&mut self, slot: ScopeSlot) -> Option<ScopeId> {
         self.settings.remove(&slot);
-        if let Some(known) = self.by_slot.remove(&slot) {
-            self.by_id.remove(&known.reference.id);
-        }
+        let id = self.by_slot.remove(&slot)?.reference.id;
+        self.by_id.remove(&id);
+        Some(id)
     }
 }
 

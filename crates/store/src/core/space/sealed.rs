@@ -2,6 +2,7 @@
 
 use super::StoreSpace;
 use crate::core::StoreCore;
+use crate::core::departures::Departure;
 use crate::core::durability::{BACKGROUND_SYNC_TIMEOUT, busy};
 use crate::core::eviction_cause::EvictionCause;
 use crate::core::shape::ShapeChange;
@@ -93,8 +94,10 @@ impl StoreCore {
                 || self.hidden.is_absent(run);
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
+                let cause = EvictionCause::Segment;
+                self.departures.note_removed(&removed, Departure::Evicted(cause));
                 let (pages, _) = state.apply_removals(removed, None);
-                self.count_evicted(pages, EvictionCause::Segment);
+                self.count_evicted(pages, cause);
             }
         }
     }

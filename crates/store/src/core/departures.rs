@@ -1,0 +1,280 @@
+//! Why pages are not stored: evictions, removals, damage and refusals that this owner remembers.
+//!
+//! A page is in one bucket of a fixed table, by its hash, and a new entry overwrites the oldest of
+//! its bucket. Of the hash an entry has 64 bits, so an answer is about another page with a
+//! probability of 2^-62. The table takes [`TABLE_BYTES`], and no memory before its first use.
+//! Dropped scopes are remembered as scopes, because their pages would displace all other entries.
+
+use super::eviction_cause::EvictionCause;
+use crate::catalog::Refusal;
+use crate::explanation::Answer;
+use parking_lot::Mutex;
+use ritornello_format::{PageHash, ScopeId};
+use ritornello_index::Removed;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Bytes of the table: 2^19 entries of 16 bytes.
+const TABLE_BYTES: usize = 8 << 20;
+/// Entries of a bucket, which is as long as a cache line.
+const WAYS: usize = 4;
+const BUCKETS: usize = TABLE_BYTES / size_of::<Bucket>();
+/// Maximum dropped scopes that are remembered.
+const SCOPES_MAX: usize = 1024;
+/// Bits of [`Entry`]'s second word that have the departure; the other bits have the time.
+const CODE_BITS: u32 = 8;
+
+/// The high half of a page's hash; then the seconds from the opening to the departure, and the
+/// number of the departure, which is zero in an unused entry.
+type Entry = [u64; 2];
+
+/// The newest entry first.
+type Bucket = [Entry; WAYS];
+
+/// Why a page is not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum Departure {
+    Evicted(EvictionCause),
+    Deleted,
+    /// The page was in an absent directory that was forgotten.
+    DirectoryForgotten,
+    FailedVerification,
+    /// The page's space was not free any more when its volume returned.
+    SpaceLost,
+    Refused(Refusal),
+    Abandoned,
+}
+
+impl Departure {
+    /// All departures. An entry has the position, plus one.
+    const ALL: [Self; 17] = [
+        Self::Evicted(EvictionCause::Space),
+        Self::Evicted(EvictionCause::Quota),
+        Self::Evicted(EvictionCause::Index),
+        Self::Evicted(EvictionCause::Segment),
+        Self::Deleted,
+        Self::DirectoryForgotten,
+        Self::FailedVerification,
+        Self::SpaceLost,
+        Self::Refused(Refusal::NoSpace),
+        Self::Refused(Refusal::Deadline),
+        Self::Refused(Refusal::Metadata),
+        Self::Refused(Refusal::Quota),
+        Self::Refused(Refusal::Admission),
+        Self::Refused(Refusal::WriteBudget),
+        Self::Refused(Refusal::IndexMemory),
+        Self::Refused(Refusal::Absent),
+        Self::Abandoned,
+    ];
+
+    fn code(self) -> u64 {
+        Self::ALL.iter().position(|departure| *departure == self).map_or(0, |at| at as u64 + 1)
+    }
+
+    /// The answer, and its detail.
+    pub(in crate::core) fn answer(self) -> (Answer, &'static str) {
+        match self {
+            Self::Evicted(cause) => (Answer::Evicted, cause.word()),
+            Self::Deleted => (Answer::Removed, "deleted"),
+            Self::DirectoryForgotten => (Answer::Removed, "directory_forgotten"),
+            Self::FailedVerification => (Answer::Damaged, "verification"),
+            Self::SpaceLost => (Answer::Damaged, "space"),
+            Self::Refused(refusal) => (Answer::Refused, refusal.word()),
+            Self::Abandoned => (Answer::Abandoned, ""),
+        }
+    }
+}
+
+/// The departures since the store was opened. Its locks are the last in the lock order, and are
+/// held only while a bucket or the list of scopes is read or changed.
+#[derive(Debug)]
+pub(in crate::core) struct Departures {
+    opened: Instant,
+    table: Mutex<Vec<Bucket>>,
+    /// The dropped scopes, each with the seconds from the opening to the drop; the newest last.
+    scopes: Mutex<VecDeque<(ScopeId, u64)>>,
+}
+
+impl Departures {
+    pub(in crate::core) fn new() -> Self {
+        // Memory of zeroes is reserved, and not touched before its use.
+        let table = Mutex::new(vec![[[0; 2]; WAYS]; BUCKETS]);
+        Self { opened: Instant::now(), table, scopes: Mutex::default() }
+    }
+
+    /// Seconds since the store was opened.
+    pub(in crate::core) fn remembered_seconds(&self) -> u64 {
+        self.opened.elapsed().as_secs()
+    }
+
+    /// Records why `pages` are not stored. Skips [`PageHash::NONE`].
+    pub(in crate::core) fn note(
+        &self,
+        pages: impl IntoIterator<Item = PageHash>,
+        departure: Departure,
+    ) {
+        self.note_at(pages, departure, self.remembered_seconds());
+    }
+
+    /// Records that the index removed pages.
+    pub(in crate::core) fn note_removed(&self, removed: &[Removed], departure: Departure) {
+        self.note(removed.iter().flat_map(|gone| &gone.hashes).copied(), departure);
+    }
+
+    fn note_at(
+        &self,
+        pages: impl IntoIterator<Item = PageHash>,
+        departure: Departure,
+        seconds: u64,
+    ) {
+        let value = seconds << CODE_BITS | departure.code();
+        for page in pages.into_iter().filter(|page| *page != PageHash::NONE) {
+            // Locked for each page: a lock that no thread waits for costs less than the memory
+            // access, and `explain` holds up no eviction for longer than one bucket.
+            let mut table = self.table.lock();
+            let bucket = &mut table[bucket_of(page)];
+            let same = bucket.iter().position(|entry| is_of(entry, page));
+            bucket[..=same.unwrap_or(WAYS - 1)].rotate_right(1);
+            bucket[0] = [page.high(), value];
+        }
+    }
+
+    /// The last departure of a page, and the seconds since then; `None` if none is remembered.
+    pub(in crate::core) fn of(&self, page: PageHash) -> Option<(Departure, u64)> {
+        let bucket = self.table.lock()[bucket_of(page)];
+        let [_, value] = bucket.into_iter().find(|entry| is_of(entry, page))?;
+        let at = (value & ((1 << CODE_BITS) - 1)).checked_sub(1)?;
+        let departure = *Departure::ALL.get(at as usize)?;
+        Some((departure, self.remembered_seconds().saturating_sub(value >> CODE_BITS)))
+    }
+
+    /// Records that a scope was dropped with its pages.
+    pub(in crate::core) fn note_dropped(&self, id: ScopeId) {
+        let seconds = self.remembered_seconds();
+        let mut scopes = self.scopes.lock();
+        scopes.retain(|(dropped, _)| *dropped != id);
+        if scopes.len() == SCOPES_MAX {
+            scopes.pop_front();
+        }
+        scopes.push_back((id, seconds));
+    }
+
+    /// Seconds since the scope with this id was last dropped; `None` if no drop is remembered.
+    pub(in crate::core) fn seconds_since_drop(&self, id: ScopeId) -> Option<u64> {
+        let scopes = self.scopes.lock();
+        let (_, seconds) = scopes.iter().find(|(dropped, _)| *dropped == id)?;
+        Some(self.remembered_seconds().saturating_sub(*seconds))
+    }
+}
+
+fn bucket_of(page: PageHash) -> usize {
+    page.low() as usize % BUCKETS
+}
+
+fn is_of([high, value]: &Entry, page: PageHash) -> bool {
+    *high == page.high() && *value != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page number `number` of bucket `bucket`.
+    fn page(bucket: u64, number: u64) -> PageHash {
+        PageHash(((u128::from(number) << 64) | u128::from(bucket)).to_le_bytes())
+    }
+
+    const EVICTED: Departure = Departure::Evicted(EvictionCause::Quota);
+
+    #[test]
+    fn every_departure_is_remembered() {
+        let departures = Departures::new();
+        for (at, departure) in (1..).zip(Departure::ALL) {
+            departures.note([page(at, 7), page(at, 8)], departure);
+        }
+        for (at, departure) in (1..).zip(Departure::ALL) {
+            assert_eq!(departures.of(page(at, 7)), Some((departure, 0)));
+            assert_eq!(departures.of(page(at, 8)), Some((departure, 0)));
+            assert_eq!(departures.of(page(at, 9)), None);
+        }
+        let words: Vec<_> = Departure::ALL.iter().map(|departure| departure.answer()).collect();
+        assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
+    }
+
+    #[test]
+    fn full_bucket_forgets_its_oldest_page() {
+        let departures = Departures::new();
+        for number in 0..WAYS as u64 {
+            departures.note([page(3, number)], EVICTED);
+        }
+        // A page that departs again is as new as a new page, and takes no second entry.
+        departures.note([page(3, 0)], Departure::Deleted);
+        departures.note([page(3, 99)], EVICTED);
+        assert_eq!(departures.of(page(3, 1)), None);
+        assert_eq!(departures.of(page(3, 0)), Some((Departure::Deleted, 0)));
+        for kept in [2, 3, 99] {
+            assert_eq!(departures.of(page(3, kept)), Some((EVICTED, 0)), "{kept}");
+        }
+    }
+
+    #[test]
+    fn hole_and_unused_entry_are_no_page() {
+        let departures = Departures::new();
+        departures.note([PageHash::NONE], EVICTED);
+        assert_eq!((departures.of(PageHash::NONE), departures.of(page(0, 0))), (None, None));
+        departures.note([page(5, 0)], EVICTED);
+        assert_eq!(departures.of(page(5, 0)), Some((EVICTED, 0)), "the high half may be zero");
+    }
+
+    #[test]
+    fn age_counts_from_the_last_departure() {
+        let mut departures = Departures::new();
+        departures.note_at([page(1, 1)], EVICTED, 10);
+        departures.note_at([page(1, 1)], Departure::Deleted, 30);
+        let Some(opened) = Instant::now().checked_sub(std::time::Duration::from_secs(100)) else {
+            return;
+        };
+        departures.opened = opened;
+        assert_eq!(departures.of(page(1, 1)), Some((Departure::Deleted, 70)));
+        assert_eq!(departures.remembered_seconds(), 100);
+    }
+
+    #[test]
+    fn oldest_dropped_scope_is_forgotten() {
+        let departures = Departures::new();
+        let id = |number: usize| ScopeId((number as u128).to_le_bytes());
+        (0..SCOPES_MAX).for_each(|number| departures.note_dropped(id(number)));
+        departures.note_dropped(id(0));
+        departures.note_dropped(id(SCOPES_MAX));
+        let is_known = |number: usize| departures.seconds_since_drop(id(number)).is_some();
+        assert!(is_known(0) && !is_known(1) && is_known(2) && is_known(SCOPES_MAX));
+    }
+
+    /// `cargo test --release -p ritornello-store --lib departures -- --ignored --nocapture`
+    #[test]
+    #[ignore = "long: a measurement, which prints its figure"]
+    fn measures_a_note() {
+        const RUNS: u128 = 4000;
+        let departures = Departures::new();
+        let run = |number: u128| -> Vec<PageHash> {
+            let pages = (0..256).map(|at| number * 256 + at + 1);
+            pages
+                .map(|page| {
+                    PageHash(
+                        page.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_le_bytes(),
+                    )
+                })
+                .collect()
+        };
+        let runs: Vec<_> = (0..RUNS).map(run).collect();
+        let started = Instant::now();
+        runs.iter().for_each(|run| departures.note(run.iter().copied(), EVICTED));
+        println!("{:?} per page", started.elapsed() / (RUNS as u32 * 256));
+    }
+
+    #[test]
+    fn table_has_the_stated_size() {
+        assert_eq!(size_of::<Bucket>() * BUCKETS, TABLE_BYTES);
+        assert_eq!((size_of::<Entry>(), TABLE_BYTES / size_of::<Entry>()), (16, 1 << 19));
+    }
+}

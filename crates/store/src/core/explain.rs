@@ -1,0 +1,223 @@
+//! Explains why pages are hits or misses.
+
+use super::StoreCore;
+use crate::catalog::ScopeRef;
+use crate::explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, OtherScope, Stretch};
+use ritornello_format::{Error, PageHash, Result, Scope, ScopeId, ScopeSlot, check_keys};
+use ritornello_index::RunId;
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// Maximum scopes in which other scopes' pages are searched, the last registered first.
+const SEARCHED_SCOPES_MAX: usize = 512;
+/// Number of keys, spread over the unexplained keys, that are searched in each of these scopes.
+const SAMPLES: usize = 4;
+/// Maximum scopes with samples that are compared with the scope of the question.
+const CANDIDATES_MAX: usize = 16;
+/// Maximum scopes that an explanation names.
+const OTHER_SCOPES_MAX: usize = 4;
+/// Maximum pages of a reservation examined under one hold of the core state's lock.
+const STEP_PAGES: usize = 1024;
+
+/// Why one page is a hit or a miss: see [`Stretch`].
+#[derive(Clone, Debug)]
+struct Reason {
+    answer: Answer,
+    detail: Cow<'static, str>,
+    seconds_ago: Option<u64>,
+}
+
+impl From<Answer> for Reason {
+    fn from(answer: Answer) -> Self {
+        Self { answer, detail: Cow::Borrowed(""), seconds_ago: None }
+    }
+}
+
+impl StoreCore {
+    /// Explains `keys` of the scope `id`: see
+    /// [`Catalog::explain`](crate::catalog::Catalog::explain). Takes the core state's lock for short
+    /// steps only.
+    pub(super) fn explain(
+        &self,
+        id: ScopeId,
+        scope: Option<&Scope>,
+        keys: &[&[u8]],
+    ) -> Result<Explanation> {
+        self.lifecycle.check_open()?;
+        check_keys(keys)?;
+        if keys.len() > EXPLAINED_KEYS_MAX {
+            return Err(Error::invalid("too many keys to explain: pass fewer at a time")
+                .with("keys", keys.len())
+                .with("at_most", EXPLAINED_KEYS_MAX));
+        }
+        let registered = self.scopes.by_id(id);
+        let hashes: Vec<PageHash> = keys.iter().map(|key| PageHash::of(&id, key)).collect();
+        let reference = registered.as_ref().map(|(reference, _)| *reference);
+        let mut reasons = self.explain_stored(reference, &hashes);
+        self.explain_missing(reference, &hashes, &mut reasons);
+        let mut other_scopes = Vec::new();
+        if let Some(seconds) = self.departures.seconds_since_drop(id) {
+            for reason in reasons.iter_mut().filter(|reason| reason.answer == Answer::Unknown) {
+                let (answer, detail) = (Answer::Removed, Cow::Borrowed("scope_dropped"));
+                *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
+            }
+        } else {
+            let described = registered.as_ref().map(|(_, scope)| scope.as_ref()).or(scope);
+            other_scopes = self.find_in_other_scopes(id, described, keys, &mut reasons);
+        }
+        Ok(Explanation {
+            stretches: stretches(reasons),
+            other_scopes,
+            is_registered: registered.is_some(),
+            remembered_seconds: self.departures.remembered_seconds(),
+        })
+    }
+
+    /// Explains the pages that the index has; [`Answer::Unknown`] for other pages.
+    fn explain_stored(&self, scope: Option<ScopeRef>, hashes: &[PageHash]) -> Vec<Reason> {
+        let mut absent: Option<(RunId, Reason)> = None;
+        let mut is_prefix_delivered = true;
+        let explained = hashes.iter().map(|hash| {
+            let located = scope.and_then(|scope| self.index.locate(scope.slot, *hash));
+            let is_chained = scope.is_some_and(|scope| scope.chained);
+            let reason = match located {
+                None => Answer::Unknown.into(),
+                Some((run, _)) if self.hidden.is_absent(run) => match &absent {
+                    Some((last, reason)) if *last == run => reason.clone(),
+                    _ => absent.insert((run, self.explain_absent(run))).1.clone(),
+                },
+                Some((run, _))
+                    if is_chained && (!is_prefix_delivered || self.hidden.contains(run)) =>
+                {
+                    Answer::BehindMissing.into()
+                }
+                Some(_) => Answer::Hit.into(),
+            };
+            is_prefix_delivered &= reason.answer == Answer::Hit;
+            reason
+        });
+        explained.collect()
+    }
+
+    fn explain_absent(&self, run: RunId) -> Reason {
+        let extents = self.index.place(run).map(|place| place.extents).unwrap_or_default();
+        let manifest = self.shape.manifest();
+        let why = self.state.lock().absence.reason(&extents, &manifest).unwrap_or_default();
+        Reason { detail: Cow::Owned(why), ..Answer::AbsentVolume.into() }
+    }
+
+    /// Explains the pages that the index lacks, if they are reserved or their departure is
+    /// remembered.
+    fn explain_missing(
+        &self,
+        scope: Option<ScopeRef>,
+        hashes: &[PageHash],
+        reasons: &mut [Reason],
+    ) {
+        let is_missing = |(_, reason): &(&PageHash, &Reason)| reason.answer == Answer::Unknown;
+        let missing = hashes.iter().zip(&*reasons).filter(is_missing);
+        let missing: BTreeSet<PageHash> = missing.map(|(hash, _)| *hash).collect();
+        if missing.is_empty() {
+            return;
+        }
+        let reserved = scope.map(|scope| self.reserved(scope.slot, &missing)).unwrap_or_default();
+        for (hash, reason) in hashes.iter().zip(reasons) {
+            if reserved.contains(hash) {
+                *reason = Answer::NotYetVisible.into();
+            } else if missing.contains(hash)
+                && let Some((departure, seconds)) = self.departures.of(*hash)
+            {
+                let (answer, detail) = departure.answer();
+                let detail = Cow::Borrowed(detail);
+                *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
+            }
+        }
+    }
+
+    /// Returns which of the `wanted` pages have space in an open reservation. Lets waiting threads
+    /// take the core state's lock after every [`STEP_PAGES`] pages.
+    fn reserved(&self, slot: ScopeSlot, wanted: &BTreeSet<PageHash>) -> BTreeSet<PageHash> {
+        let mut found = BTreeSet::new();
+        let state = self.state.lock();
+        let open = state.reservations.open().iter().filter(|(_, open)| open.scope.slot == slot);
+        let numbers: Vec<u64> = open.map(|(number, _)| *number).collect();
+        drop(state);
+        for number in numbers {
+            for step in 0.. {
+                let state = self.state.lock();
+                let Some(open) = state.reservations.open().get(&number) else { break };
+                let mut pages = open.pages().skip(step * STEP_PAGES).take(STEP_PAGES).peekable();
+                if pages.peek().is_none() {
+                    break;
+                }
+                found.extend(pages.filter(|page| wanted.contains(page)));
+            }
+        }
+        found
+    }
+
+    /// Explains pages that no other answer explains, if another scope has their keys. Names the
+    /// scopes with the fewest differences from `asked`, the scope of the question if it is known.
+    fn find_in_other_scopes(
+        &self,
+        id: ScopeId,
+        asked: Option<&Scope>,
+        keys: &[&[u8]],
+        reasons: &mut [Reason],
+    ) -> Vec<OtherScope> {
+        let is_unknown = |at: &usize| reasons[*at].answer == Answer::Unknown;
+        let unknown: Vec<usize> = (0..keys.len()).filter(is_unknown).collect();
+        let Some(last) = unknown.len().checked_sub(1) else { return Vec::new() };
+        let mut samples: Vec<usize> =
+            (0..SAMPLES).map(|number| unknown[number * last / (SAMPLES - 1)]).collect();
+        samples.dedup();
+        let has = |scope: &ScopeRef, at: usize| {
+            self.index.locate(scope.slot, PageHash::of(&scope.id, keys[at])).is_some()
+        };
+        let scopes = self.scopes.newest(SEARCHED_SCOPES_MAX).into_iter();
+        let mut candidates: Vec<_> = scopes
+            .filter(|(scope, _)| scope.id != id)
+            .map(|(scope, stored)| {
+                (samples.iter().filter(|at| has(&scope, **at)).count(), scope, stored)
+            })
+            .filter(|(hits, ..)| *hits > 0)
+            .take(CANDIDATES_MAX)
+            .map(|(hits, scope, stored)| {
+                let differs = asked.map(|asked| asked.differences(&stored));
+                let fields = differs.as_ref().map_or(0, Vec::len);
+                let (id, model) = (scope.id.to_string(), stored.model.clone());
+                ((fields, Reverse(hits)), scope, OtherScope { id, model, differs })
+            })
+            .collect();
+        candidates.sort_by_key(|(order, ..)| *order);
+        candidates.truncate(OTHER_SCOPES_MAX);
+        let mut named = BTreeSet::new();
+        for at in unknown {
+            if let Some((number, (_, _, other))) =
+                (0..).zip(&candidates).find(|(_, (_, scope, _))| has(scope, at))
+            {
+                let detail = Cow::Owned(other.id.clone());
+                reasons[at] = Reason { detail, ..Answer::OtherScope.into() };
+                named.insert(number);
+            }
+        }
+        let others = (0..).zip(candidates).filter(|(number, _)| named.contains(number));
+        others.map(|(_, (_, _, other))| other).collect()
+    }
+}
+
+/// Joins consecutive pages with the same answer and detail.
+fn stretches(reasons: Vec<Reason>) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for (at, Reason { answer, detail, seconds_ago }) in (0..).zip(reasons) {
+        match stretches.last_mut() {
+            Some(last) if last.answer == answer && last.detail == detail => last.pages += 1,
+            _ => {
+                let detail = detail.into_owned();
+                stretches.push(Stretch { at, pages: 1, answer, detail, seconds_ago });
+            }
+        }
+    }
+    stretches
+}

@@ -1,0 +1,25 @@
+//! Lookups of scopes for `explain`, which count as no use of the scopes.
+
+use super::Scopes;
+use crate::catalog::ScopeRef;
+use ritornello_format::{Scope, ScopeId};
+use std::sync::Arc;
+
+impl Scopes {
+    /// The registered scope with this id.
+    pub(crate) fn by_id(&self, id: ScopeId) -> Option<(ScopeRef, Arc<Scope>)> {
+        let live = self.live.read();
+        live.by_id.get(&id).map(|(reference, scope)| (*reference, Arc::clone(scope)))
+    }
+
+    /// Returns at most `most` scopes, the last registered first. Takes the lock of the registry
+    /// instead of that of the live scopes, for which lookups of pages would wait.
+    pub(crate) fn newest(&self, most: usize) -> Vec<(ScopeRef, Arc<Scope>)> {
+        let registry = self.registry.lock();
+        let newest = registry.table.scopes.iter().rev().take(most);
+        let newest: Vec<_> = newest.map(|(slot, scope)| (*slot, Arc::clone(scope))).collect();
+        drop(registry);
+        let live = newest.into_iter().map(|(slot, scope)| Some((self.by_slot(slot)?, scope)));
+        live.flatten().collect()
+    }
+}

@@ -1,0 +1,133 @@
+//! Why pages are hits or misses.
+
+use ritornello_format::{FieldDifference, Result, Scope, ScopeId, check_keys};
+use serde::{Deserialize, Serialize};
+
+/// Maximum keys that one call explains.
+pub const EXPLAINED_KEYS_MAX: usize = 4096;
+
+/// The owner's explanation of a list of keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The keys by answer, in their order. Together they cover all keys.
+    pub stretches: Vec<Stretch>,
+    /// The scopes that answers of [`Answer::OtherScope`] name.
+    pub other_scopes: Vec<OtherScope>,
+    /// Whether the scope is registered. A scope is registered by its first put, and until it is
+    /// dropped.
+    pub is_registered: bool,
+    /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage or
+    /// refusal of an earlier time.
+    pub remembered_seconds: u64,
+}
+
+/// Consecutive keys with the same answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stretch {
+    /// Position of the first key.
+    pub at: u32,
+    /// Number of keys.
+    pub pages: u32,
+    /// Why the pages are hits or misses.
+    pub answer: Answer,
+    /// The cause in one word, or what [`Answer`] says; empty if there is none.
+    pub detail: String,
+    /// Seconds since the first page of the stretch was evicted, removed or refused. `None` for other
+    /// answers.
+    pub seconds_ago: Option<u64>,
+}
+
+/// Why a page is a hit or a miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Stored, and delivered by a get, unless its bytes cannot be read.
+    Hit,
+    /// Stored, and not delivered by a get, because an earlier page of the keys is missing.
+    BehindMissing,
+    /// A put has space for the page, and has not committed it.
+    NotYetVisible,
+    /// Stored in a volume or segment that cannot be used now. The detail says where and why.
+    AbsentVolume,
+    /// Evicted. The detail is the cause, as in the metric `evicted_pages`.
+    Evicted,
+    /// Removed by a caller. The detail is `deleted` (the page, or in a chained scope a page before
+    /// it), `scope_dropped` (the scope with all its pages) or `directory_forgotten`.
+    Removed,
+    /// Removed because its bytes, or in a chained scope those of a page before it, failed
+    /// verification (detail `verification`), or because its space was lost while its volume was
+    /// absent (detail `space`).
+    Damaged,
+    /// Offered by a put and refused. The detail is the word of the [`Refusal`](crate::Refusal).
+    Refused,
+    /// A put had space for the page, and did not write or commit it, or was too late for the page
+    /// before it.
+    Abandoned,
+    /// Not stored in this scope, and the same key is stored in another. The detail is the id of that
+    /// scope: [`Explanation::other_scopes`] describes it.
+    OtherScope,
+    /// Never offered to this owner, or forgotten.
+    Unknown,
+}
+
+impl Answer {
+    /// The answer in one word, as in JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Hit => "hit",
+            Self::BehindMissing => "behind_missing",
+            Self::NotYetVisible => "not_yet_visible",
+            Self::AbsentVolume => "absent_volume",
+            Self::Evicted => "evicted",
+            Self::Removed => "removed",
+            Self::Damaged => "damaged",
+            Self::Refused => "refused",
+            Self::Abandoned => "abandoned",
+            Self::OtherScope => "other_scope",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A scope that has some of the keys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherScope {
+    /// Digest of the scope's identity, in hexadecimal digits.
+    pub id: String,
+    /// The model that the scope names.
+    pub model: String,
+    /// How the scope differs from the scope of the question. `None` if the owner knows only the id
+    /// of the latter: its description was given neither by the question nor by a put.
+    pub differs: Option<Vec<FieldDifference>>,
+}
+
+impl crate::Store {
+    /// Explains for each of `keys`, of which there are at most [`EXPLAINED_KEYS_MAX`], why the page
+    /// is a hit or a miss. Does not count as a lookup or a use.
+    ///
+    /// # Errors
+    /// `Invalid` for malformed or too many keys, or if the owner's version does not explain;
+    /// `Closed`; connection errors.
+    pub fn explain(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Explanation> {
+        self.explain_in(scope.id(), Some(scope), keys)
+    }
+
+    /// Like [`Store::explain`](crate::Store::explain), for a scope of which only the id is known.
+    ///
+    /// # Errors
+    /// Like `explain`.
+    pub fn explain_by_id(&self, id: ScopeId, keys: &[&[u8]]) -> Result<Explanation> {
+        self.explain_in(id, None, keys)
+    }
+
+    fn explain_in(
+        &self,
+        id: ScopeId,
+        scope: Option<&Scope>,
+        keys: &[&[u8]],
+    ) -> Result<Explanation> {
+        check_keys(keys)?;
+        self.retry_stale(&[], || self.catalog.explain(id, scope, keys))
+    }
+}

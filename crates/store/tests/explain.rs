@@ -1,0 +1,381 @@
+//! Why pages are hits or misses, as the owner explains it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::volumes::{SEQUENCES, fill, reopen};
+use common::*;
+use ritornello_format::{ErrorKind, Scope, ScopeSettings};
+use ritornello_medium::{Host, SimDisk};
+use ritornello_store::admission::AdmissionMode;
+use ritornello_store::{
+    Answer, CapacityChange, ClientId, EXPLAINED_KEYS_MAX, Explanation, IndexKind, Options,
+    ReserveRequest,
+};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 64 << 10;
+
+fn explain(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Explanation {
+    let explanation = open.store.explain(scope, &refs(keys)).unwrap();
+    let mut next = 0;
+    for stretch in &explanation.stretches {
+        assert_eq!(stretch.at, next, "the stretches cover all keys in order");
+        next += stretch.pages;
+    }
+    assert_eq!(next as usize, keys.len());
+    explanation
+}
+
+/// The answer, detail and number of pages of each stretch.
+fn answers(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Vec<(Answer, String, u32)> {
+    let stretches = explain(open, scope, keys).stretches.into_iter();
+    stretches.map(|stretch| (stretch.answer, stretch.detail, stretch.pages)).collect()
+}
+
+fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u32)> {
+    vec![(answer, detail.to_owned(), pages)]
+}
+
+/// Asserts that every page of the first stretch that is no hit has this answer and detail, and that
+/// its age is known.
+fn assert_departed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
+    let explanation = explain(open, scope, keys);
+    let missed = explanation.stretches.iter().find(|stretch| stretch.answer != Answer::Hit);
+    let missed = missed.unwrap();
+    assert_eq!((missed.answer, missed.detail.as_str()), (answer, detail), "{explanation:?}");
+    assert!(missed.seconds_ago.is_some_and(|seconds| seconds <= explanation.remembered_seconds));
+}
+
+#[test]
+fn stored_pages_are_hits_and_offered_to_no_lookup_counter() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Unknown, "", 6));
+    assert!(!explain(&open, &scope, &keys).is_registered);
+    assert_eq!(put(&open.store, &scope, &keys[..4], None).pages, 4);
+    let expected = [only(Answer::Hit, "", 4), only(Answer::Unknown, "", 2)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    let explanation = explain(&open, &scope, &keys);
+    assert!(explanation.is_registered && explanation.other_scopes.is_empty());
+    let counters = open.store.stats().unwrap().catalog.counters;
+    assert_eq!((counters["probes"], counters["hit_pages"]), (0, 0));
+    assert!(explain(&open, &scope, &[]).stretches.is_empty());
+    open.close();
+}
+
+#[test]
+fn page_after_a_missing_page_is_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scopes = [(chained(PAGE), Answer::BehindMissing), (unchained(PAGE), Answer::Hit)];
+    for (name, (scope, behind)) in (1..).zip(scopes) {
+        let keys = sequence(name, 6);
+        put(&open.store, &scope, &keys[3..], None);
+        let expected = [only(Answer::Unknown, "", 3), only(behind, "", 3)].concat();
+        assert_eq!(answers(&open, &scope, &keys), expected);
+        assert_eq!(get(&open.store, &scope, &keys).ok[3], behind == Answer::Hit);
+        put(&open.store, &scope, &keys[..3], None);
+        assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    }
+    open.close();
+}
+
+#[test]
+fn evicted_pages_have_a_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (tenant, scope) = (chained(PAGE), unchained(PAGE));
+    let quota = ScopeSettings { quota_bytes: Some(MIB), ..ScopeSettings::default() };
+    open.store.configure(&tenant, &quota).unwrap();
+    for name in 0..4 {
+        assert_eq!(put(&open.store, &tenant, &sequence(name, 8), None).pages, 8);
+    }
+    assert_departed(&open, &tenant, &sequence(0, 8), Answer::Evicted, "quota");
+    for name in 0..40 {
+        put(&open.store, &scope, &sequence(name, 8), None);
+    }
+    let evicted =
+        (0..40).find(|name| open.store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() < 8);
+    assert_departed(&open, &scope, &sequence(evicted.unwrap(), 8), Answer::Evicted, "space");
+    open.close();
+}
+
+#[test]
+fn page_evicted_for_the_index_has_this_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let opts = Options {
+        index: Some(IndexKind::Run),
+        index_memory: Some(1 << 20),
+        background_threads: false,
+        ..options(dir.path(), 128)
+    };
+    let open = open_on(Arc::new(Host), &opts).unwrap();
+    let scope = chained(4096);
+    let refused = (0..).find(|name| {
+        if name % 64 == 63 {
+            open.store.flush().unwrap();
+        }
+        put(&open.store, &scope, &sequence(*name, 1), None).pages == 0
+    });
+    let refused = refused.unwrap();
+    assert_departed(&open, &scope, &sequence(refused, 1), Answer::Refused, "index_memory");
+    open.core.run_once();
+    let is_stored = |name: &u64| open.store.probe(&scope, &refs(&sequence(*name, 1))).unwrap() == 1;
+    let evicted = (0..refused).find(|name| !is_stored(name)).unwrap();
+    assert_departed(&open, &scope, &sequence(evicted, 1), Answer::Evicted, "index");
+    open.close();
+}
+
+#[test]
+fn deleted_pages_and_pages_after_them_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &keys[..4], None);
+    put(&open.store, &scope, &keys[4..], Some(&keys[3]));
+    assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Removed, "deleted", 4)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    assert_departed(&open, &scope, &keys, Answer::Removed, "deleted");
+    let hole = unchained(PAGE);
+    put(&open.store, &hole, &keys, None);
+    open.store.delete(&hole, &refs(&keys[2..3])).unwrap();
+    let expected =
+        [only(Answer::Hit, "", 2), only(Answer::Removed, "deleted", 1), only(Answer::Hit, "", 3)];
+    assert_eq!(answers(&open, &hole, &keys), expected.concat());
+    // A page that is stored again is a hit.
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    open.close();
+}
+
+#[test]
+fn pages_of_a_dropped_scope_are_removed_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &keys, None);
+    open.store.drop_scope(&scope).unwrap();
+    assert_departed(&open, &scope, &keys, Answer::Removed, "scope_dropped");
+    let explanation = open.store.explain_by_id(scope.id(), &refs(&keys)).unwrap();
+    assert!(!explanation.is_registered);
+    put(&open.store, &scope, &keys[..2], None);
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Removed, "scope_dropped", 4)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    open.store.clear().unwrap();
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Removed, "scope_dropped", 6));
+    open.close();
+}
+
+#[test]
+fn damaged_page_and_pages_after_it_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scope, keys) = (chained(4096), sequence(1, 4));
+    put(&open.store, &scope, &keys, None);
+    open.store.flush().unwrap();
+    let segment = dir.path().join("segments/seg-000000");
+    let file = std::fs::File::options().write(true).open(segment).unwrap();
+    // The header of the run takes the first 4 KiB of the segment.
+    file.write_at(&[0xA5; 4096], 3 * 4096).unwrap();
+    let found = open.core.verify(false, &mut |_, _| {}).unwrap();
+    assert_eq!(found.findings.len(), 1, "{found:?}");
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Damaged, "verification", 2)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    assert_departed(&open, &scope, &keys, Answer::Damaged, "verification");
+    open.close();
+}
+
+#[test]
+fn pages_of_an_absent_volume_are_absent_until_it_is_forgotten() {
+    let disk = SimDisk::new(64 * MIB);
+    fill(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    let open = reopen(Arc::new(disk.clone()));
+    let scope = chained(PAGE);
+    let name = (0..SEQUENCES)
+        .find(|name| open.store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0);
+    let keys = sequence(name.unwrap(), 8);
+    let found = answers(&open, &scope, &keys);
+    assert_eq!((found.len(), found[0].0), (1, Answer::AbsentVolume), "{found:?}");
+    assert!(found[0].1.starts_with("/b: "), "{found:?}");
+    // A put of pages that are in absent space is refused, with the pages after them.
+    let longer = [&keys[..], &sequence(99, 2)].concat();
+    assert_eq!(put(&open.store, &scope, &longer, None).reason, "absent_space");
+    let found = answers(&open, &scope, &longer);
+    assert_eq!(found[1..], only(Answer::Refused, "absent_space", 2));
+    let forget = CapacityChange::ForgetVolume("/b".to_owned());
+    open.core.change_capacity(&forget, Duration::ZERO).unwrap();
+    assert_departed(&open, &scope, &keys, Answer::Removed, "directory_forgotten");
+    open.close();
+}
+
+#[test]
+fn page_is_not_yet_visible_until_its_put_ends() {
+    let disk = Arc::new(SimDisk::new(64 << 20));
+    let open = open_beside(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &keys[..2], None);
+    let client = open.core.catalog_for(ClientId(1), "one");
+    let reference = ritornello_store::Catalog::resolve(&client, &scope, false).unwrap().unwrap();
+    let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+    let reserve = || {
+        use ritornello_store::Catalog;
+        client.reserve(reference, &refs(&keys), None, &request).unwrap()
+    };
+    let with_rest = |answer| [only(Answer::Hit, "", 2), only(answer, "", 4)].concat();
+    let reserved = reserve();
+    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::NotYetVisible));
+    ritornello_store::Catalog::abort(&client, reserved.id).unwrap();
+    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::Abandoned));
+    // The owner does not write the pages: it commits none of the runs.
+    let reserved = reserve();
+    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::NotYetVisible));
+    let none = vec![None; reserved.runs.len()];
+    ritornello_store::Catalog::commit(&client, reserved.id, &none).unwrap();
+    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::Abandoned));
+    reserve();
+    open.core.client_left(ClientId(1));
+    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::Abandoned));
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    open.close();
+}
+
+#[test]
+fn refused_pages_have_the_reason_of_their_put() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let scope = chained(PAGE);
+    let quota = ScopeSettings { quota_bytes: Some(MIB), ..ScopeSettings::default() };
+    open.store.configure(&scope, &quota).unwrap();
+    put(&open.store, &scope, &sequence(1, 14), None);
+    let ttl = Duration::from_secs(60);
+    let lease = open.store.lease(&scope, &refs(&sequence(1, 14)), ttl).unwrap();
+    assert_eq!(put(&open.store, &scope, &sequence(2, 8), None).reason, "quota");
+    assert_departed(&open, &scope, &sequence(2, 8), Answer::Refused, "quota");
+    open.store.release(lease.lease).unwrap();
+    // Of a put that exceeds the quota alone, the first pages are stored and the others refused.
+    let long = sequence(3, 40);
+    let stored = put(&open.store, &scope, &long, None).pages as u32;
+    let expected =
+        [only(Answer::Hit, "", stored), only(Answer::Refused, "quota", 40 - stored)].concat();
+    assert_eq!(answers(&open, &scope, &long), expected);
+    open.close();
+    let admission = AdmissionMode::SecondSight;
+    let opts = Options { admission, ..options(dir.path(), 12) };
+    let open = open_on(Arc::new(Host), &opts).unwrap();
+    let keys = sequence(4, 8);
+    put(&open.store, &scope, &keys[..6], None);
+    assert_eq!(answers(&open, &scope, &keys[..6]), only(Answer::Refused, "admission", 6));
+    put(&open.store, &scope, &keys, None);
+    let expected = [only(Answer::Hit, "", 6), only(Answer::Refused, "admission", 2)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    open.close();
+}
+
+#[test]
+fn keys_in_another_scope_name_it_and_its_differences() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let keys = sequence(1, 6);
+    let stored = Scope { dtype: "bfloat16".into(), salt: b"one".to_vec(), ..chained(PAGE) };
+    // Differs in more fields from the scope that is asked for.
+    let farther = Scope { part: 3, kv_scale: "x".into(), ..stored.clone() };
+    for scope in [&farther, &stored] {
+        assert_eq!(put(&open.store, scope, &keys[..5], None).pages, 5);
+    }
+    let asked = Scope { dtype: "fp8".into(), ..stored.clone() };
+    put(&open.store, &asked, &keys[..1], None);
+    let id = stored.id().to_string();
+    let expected =
+        [only(Answer::Hit, "", 1), only(Answer::OtherScope, &id, 4), only(Answer::Unknown, "", 1)];
+    assert_eq!(answers(&open, &asked, &keys), expected.concat());
+    let explanation = explain(&open, &asked, &keys);
+    let [other] = &explanation.other_scopes[..] else { panic!("{explanation:?}") };
+    assert_eq!((&other.id, other.model.as_str()), (&id, "chained"));
+    let fields = |explanation: &Explanation| {
+        let differs = explanation.other_scopes[0].differs.as_ref().unwrap().iter();
+        differs.map(|d| [&d.field, &d.asked, &d.stored].map(String::clone)).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(&explanation), [["dtype", "fp8", "bfloat16"].map(str::to_owned)]);
+    // A scope that was never registered is compared if its description is known.
+    let unregistered = Scope { salt: b"two".to_vec(), ..stored.clone() };
+    let explanation = explain(&open, &unregistered, &keys);
+    assert!(!explanation.is_registered);
+    assert_eq!(fields(&explanation), [["salt", "hidden", "hidden"].map(str::to_owned)]);
+    let by_id = open.store.explain_by_id(unregistered.id(), &refs(&keys)).unwrap();
+    assert!(by_id.other_scopes.iter().all(|other| other.differs.is_none()), "{by_id:?}");
+    assert_eq!(by_id.stretches[0].answer, Answer::OtherScope);
+    // What is known of the page itself comes first.
+    open.store.delete(&asked, &refs(&keys[..1])).unwrap();
+    assert_eq!(answers(&open, &asked, &keys)[0], only(Answer::Removed, "deleted", 1)[0]);
+    open.close();
+}
+
+#[test]
+fn restart_forgets_and_says_since_when_the_owner_remembers() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scope, keys) = (chained(PAGE), sequence(1, 4));
+    put(&open.store, &scope, &keys, None);
+    open.store.delete(&scope, &refs(&keys[2..])).unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(explain(&open, &scope, &keys).remembered_seconds >= 1);
+    assert!(explain(&open, &scope, &keys).stretches[1].seconds_ago >= Some(1));
+    open.close();
+    let opened = Instant::now();
+    let open = common::open(dir.path(), 12);
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Unknown, "", 2)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    assert!(explain(&open, &scope, &keys).remembered_seconds <= opened.elapsed().as_secs());
+    open.close();
+}
+
+#[test]
+fn too_many_and_malformed_keys_are_refused() {
+    let open = open_on(Arc::new(SimDisk::new(64 << 20)), &at_new("/store")).unwrap();
+    let scope = chained(PAGE);
+    let most = sequence(1, EXPLAINED_KEYS_MAX);
+    assert_eq!(answers(&open, &scope, &most), only(Answer::Unknown, "", most.len() as u32));
+    for keys in [sequence(1, EXPLAINED_KEYS_MAX + 1), vec![vec![0; 7]]] {
+        let error = open.store.explain(&scope, &refs(&keys)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+    open.close();
+}
+
+fn at_new(dir: &str) -> Options {
+    Options { background_threads: false, ..options(Path::new(dir), 24) }
+}
+
+/// `cargo test --release -p ritornello-store --test explain -- --ignored --nocapture`
+#[test]
+#[ignore = "long: a measurement, which prints its figures"]
+fn measures_an_explanation() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 256);
+    for number in 0..512 {
+        let scope = Scope { salt: vec![number as u8, (number >> 8) as u8], ..chained(4096) };
+        put(&open.store, &scope, &sequence(number, 2), None);
+    }
+    let scope = chained(4096);
+    put(&open.store, &scope, &sequence(5000, 256), None);
+    for (what, keys) in [("hits", sequence(5000, 256)), ("unknown", sequence(9999, 256))] {
+        let mut took: Vec<Duration> = (0..200)
+            .map(|_| {
+                let started = Instant::now();
+                explain(&open, &scope, &keys);
+                started.elapsed()
+            })
+            .collect();
+        took.sort_unstable();
+        println!("256 {what}: median {:?}, longest {:?}", took[100], took[199]);
+    }
+    open.close();
+}
