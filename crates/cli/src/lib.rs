@@ -1,6 +1,6 @@
 //! # ritornello-cli
 //!
-//! The `ritornello` command: `stat`, `fsck`, `serve`, `resize`, `paths`, `convert-index`,
+//! The `ritornello` command: `stat`, `explain`, `fsck`, `serve`, `resize`, `paths`, `convert-index`,
 //! `destroy`, `doctor`, `simulate`, `remote` and `top` of [`ritornello_operations`], and `bench`
 //! and `soak` of [`ritornello_lab`], for people at a terminal and, with `--json`, for programs.
 
@@ -13,6 +13,7 @@ use ritornello_lab::bench::{self, BenchArgs};
 use ritornello_lab::soak::{self, args::SoakArgs};
 use ritornello_operations::convert::{self, ConvertArgs};
 use ritornello_operations::doctor::{self, DoctorArgs};
+use ritornello_operations::explain::{self, ExplainArgs};
 use ritornello_operations::fsck::{self, FsckArgs};
 use ritornello_operations::remote::{self, RemoteArgs};
 use ritornello_operations::serve::{self, ServeArgs};
@@ -41,6 +42,7 @@ Exit codes:
 
 Examples:
   ritornello stat /nvme/kv
+  ritornello explain /nvme/kv --scope 3f8a12bc --keys prompt.txt
   ritornello fsck /nvme/kv --salvage
   ritornello serve /nvme/kv --capacity 200GiB
   ritornello doctor /nvme/kv --capacity 200GiB
@@ -66,6 +68,8 @@ struct Cli {
 enum Command {
     /// Show the contents, the resources and the state of a store
     Stat(StatArgs),
+    /// Explain why pages of a prompt are hits or misses
+    Explain(ExplainArgs),
     /// Read and verify every page of a store that no process uses
     Fsck(FsckArgs),
     /// Own stores for other processes, or observe stores, until a signal ends the command
@@ -119,6 +123,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     let context = Context { json: cli.json, python, self_command };
     let result = match &cli.command {
         Command::Stat(args) => stat::run(&context, args),
+        Command::Explain(args) => explain::run(&context, args),
         Command::Fsck(args) => fsck::run(&context, args),
         Command::Serve(args) => serve::run(&context, args),
         Command::Resize(args) => space::resize(&context, args),

@@ -12,6 +12,7 @@ fn help_has_examples_and_json() {
     for words in [
         &[][..],
         &["stat"],
+        &["explain"],
         &["fsck"],
         &["doctor"],
         &["bench"],

@@ -7,7 +7,7 @@ use crate::liveness::{OwnerLiveness, PROBE_AFTER};
 use crate::node_directory::NodeDirectory;
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::presence::Presence;
-use crate::protocol::{Hello, OwnerEpoch, REPORTS_SINCE};
+use crate::protocol::{EXPLAINS_SINCE, Hello, OwnerEpoch, REPORTS_SINCE};
 use crate::record_lock::LockHolder;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result, check_keys};
@@ -91,7 +91,8 @@ impl Client {
     /// Sends a request, and waits for its response if it has one.
     ///
     /// # Errors
-    /// `Invalid` for malformed keys, or too many of them; the error that the owner returned;
+    /// `Invalid` for malformed keys, or too many of them, or if the owner's version does not know
+    /// the request; the error that the owner returned;
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it does
     /// not respond; `Retry` if all connections are busy, or the response did not arrive in time;
     /// `Fatal` for an invalid response.
@@ -102,6 +103,16 @@ impl Client {
     ) -> Result<Response> {
         if let Some(Keys::Listed(keys)) = request.keys() {
             check_keys(keys)?;
+        }
+        // An owner closes the connection at an unknown request, as an owner that ends does.
+        if let Request::Explain { .. } = request
+            && self.version < EXPLAINS_SINCE
+        {
+            return Err(Error::invalid(
+                "the store's owner is of a version that does not explain misses: restart it with \
+                 this version",
+            )
+            .with("pid", self.owner.0));
         }
         match self.exchange(request, until)? {
             Response::Failed(fault) => Err(fault.into()),

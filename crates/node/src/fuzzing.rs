@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use ritornello_format::{ScopeId, ScopeSlot};
     use ritornello_medium::SimDisk;
-    use ritornello_store::{ClientId, Options, StoreCore};
+    use ritornello_store::{ClientId, Explanation, Options, StoreCore};
     use std::collections::BTreeSet;
     use std::path::Path;
     use std::sync::Arc;
@@ -166,11 +166,12 @@ mod tests {
         let made = |kind: u8| -> BTreeSet<u8> {
             all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
         };
-        // `ReportTransfers` and `Failed` are the last variants. The encoding of a variant begins with
-        // its number.
-        let last_request = written(&Request::ReportTransfers { counts: (&[][..]).into() })[0];
-        let last_response =
-            written(&Response::Failed(ritornello_format::Error::miss("").into()))[0];
+        // `Explain` and `Explained` are the last variants. The encoding of a variant begins with its
+        // number.
+        let explain =
+            Request::Explain { id: ScopeId::default(), scope: None, keys: Keys::Listed(&[]) };
+        let last_request = written(&explain)[0];
+        let last_response = written(&Response::Explained(Explanation::default()))[0];
         assert_eq!(made(REQUEST), (0..=last_request).collect());
         assert_eq!(made(RESPONSE), (0..=last_response).collect());
     }

@@ -2,9 +2,10 @@
 //!
 //! An observer never takes the store's lock, so it never becomes the owner, and it has no name
 //! under `clients/`, so it does not count as a client, and holds no lease or reservation. It sends
-//! one request, `Stats`, on a connection that it then closes. Exception: it becomes a client for
-//! one request if the owner speaks only protocol versions without observers. If no process owns the
-//! store, the observer reads the store's files and changes none of them.
+//! one request, `Stats`, on a connection that it then closes. Exceptions: it becomes a client for
+//! one request if the owner speaks only protocol versions without observers, and to ask for an
+//! explanation, because a list of keys may be longer than a message of an observer. If no process
+//! owns the store, the observer reads the store's files and changes none of them.
 
 use crate::channel::Channel;
 use crate::client::{Client, late, response, unexpected};
@@ -15,9 +16,11 @@ use crate::node_directory::{NodeDirectory, unusable};
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::protocol::{Hello, OBSERVERS_SINCE};
 use crate::record_lock::LockHolder;
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, Result, ScopeId};
 use ritornello_medium::Host;
-use ritornello_store::{CatalogStats, Directory, Request, Response, StoredStats};
+use ritornello_store::{
+    CatalogStats, Directory, Explanation, Keys, Request, Response, StoredStats,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,7 +56,8 @@ pub enum Observed {
 /// Errors of [`owner_stats`]; if no process owns the store, `Invalid` if the directory holds no
 /// store, and errors of [`Directory::manifest`].
 pub fn observe(dir: &Path) -> Result<Observed> {
-    find(dir, &|stats| Observed::Owned(Box::new(stats)), &stored)
+    let owned = |directory: &_, owner| Ok(Observed::Owned(Box::new(ask(directory, owner)?)));
+    find(dir, &owned, &stored)
 }
 
 /// Like [`observe`], but reads no file of the store: returns `None` if no process owns `dir`, which
@@ -69,8 +73,30 @@ pub fn observe(dir: &Path) -> Result<Observed> {
 /// directory does not exist, belongs to another user or cannot be read, if another user's process
 /// owns the store, or if this process has the store open.
 pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
-    find(dir, &Some, &|_| Ok(None))
+    find(dir, &|directory, owner| ask(directory, owner).map(Some), &|_| Ok(None))
 }
+
+/// Asks the owner of the store in `dir` why pages of the scope `id` are hits or misses; see
+/// [`Store::explain`](ritornello_store::Store::explain). Returns `None` if no process owns the
+/// store. This process becomes a client for the call, and never the owner.
+///
+/// # Errors
+/// Errors of [`owner_stats`]; `Invalid` for malformed or too many keys, or if the owner's version
+/// does not explain; `Retry` if the owner has too many clients, or reopens the store.
+pub fn explain(dir: &Path, id: ScopeId, keys: &[&[u8]]) -> Result<Option<Explanation>> {
+    let request = Request::Explain { id, scope: None, keys: Keys::Listed(keys) };
+    let owned = |directory: &Arc<NodeDirectory>, _| {
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        match Client::connect(directory, until)?.call(&request, until)? {
+            Response::Explained(explanation) => Ok(Some(explanation)),
+            _ => Err(unexpected()),
+        }
+    };
+    find(dir, &owned, &|_| Ok(None))
+}
+
+/// Asks the owner, which holds the lock of the directory.
+type Ask<'a, T> = &'a dyn Fn(&Arc<NodeDirectory>, LockHolder) -> Result<T>;
 
 /// The result of one attempt to get the state of a store.
 enum Attempt<T> {
@@ -80,13 +106,9 @@ enum Attempt<T> {
     Again(Error),
 }
 
-/// Calls `owned` with the owner's statistics, or `unowned` with the directory if no process owns
-/// the store, and returns the result.
-fn find<T>(
-    dir: &Path,
-    owned: &dyn Fn(CatalogStats) -> T,
-    unowned: &dyn Fn(&Path) -> Result<T>,
-) -> Result<T> {
+/// Calls `owned` if a process owns the store, or `unowned` with the directory if no process does,
+/// and returns the result.
+fn find<T>(dir: &Path, owned: Ask<'_, T>, unowned: &dyn Fn(&Path) -> Result<T>) -> Result<T> {
     let path = fs::canonicalize(dir).map_err(|error| unusable(dir, error))?;
     let until = Instant::now() + LISTEN_TIMEOUT;
     loop {
@@ -102,7 +124,7 @@ fn find<T>(
 
 fn attempt<T>(
     path: &Path,
-    owned: &dyn Fn(CatalogStats) -> T,
+    owned: Ask<'_, T>,
     unowned: &dyn Fn(&Path) -> Result<T>,
 ) -> Result<Attempt<T>> {
     let Some(directory) = NodeDirectory::observe(path)? else {
@@ -112,8 +134,8 @@ fn attempt<T>(
     };
     let directory = Arc::new(directory);
     let attempted = match directory.lock.holder() {
-        Ok(Some(owner)) => match ask(&directory, owner) {
-            Ok(stats) => Ok(Attempt::Done(owned(stats))),
+        Ok(Some(owner)) => match owned(&directory, owner) {
+            Ok(found) => Ok(Attempt::Done(found)),
             Err(error) if is_owner_lost(&error) => Ok(Attempt::Again(not_listening(owner, error))),
             Err(error) => Err(error),
         },

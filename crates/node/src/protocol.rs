@@ -19,6 +19,9 @@ pub(crate) const OBSERVERS_SINCE: u32 = 8;
 /// First version in which clients report counts of their puts and gets.
 pub(crate) const REPORTS_SINCE: u32 = 8;
 
+/// First version in which an owner explains hits and misses.
+pub(crate) const EXPLAINS_SINCE: u32 = 8;
+
 /// A client's first message, after the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {

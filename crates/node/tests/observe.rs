@@ -5,8 +5,8 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Observed, Role, observe, open};
-use ritornello_store::{CatalogStats, OwnerSilent, StoredStats};
+use ritornello_node::{Node, Observed, Role, explain, observe, open};
+use ritornello_store::{Answer, CatalogStats, Explanation, OwnerSilent, StoredStats};
 use std::error::Error as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -69,6 +69,39 @@ fn owner_answers_observer_that_is_no_client() {
     assert_eq!(owner.ask("role"), "owner");
     owner.finish();
     assert!(ended_cleanly(&unowned(dir.path())));
+}
+
+/// The answer and the number of pages of each stretch.
+fn answers(explanation: &Explanation) -> Vec<(Answer, u32)> {
+    explanation.stretches.iter().map(|stretch| (stretch.answer, stretch.pages)).collect()
+}
+
+#[test]
+fn owner_explains_misses_to_process_that_never_owns() {
+    let dir = tempfile::tempdir().unwrap();
+    let (id, asked) = (scope().id(), keys(1, 6));
+    let asked = refs(&asked);
+    open(&options(dir.path())).unwrap().close().unwrap();
+    assert_eq!(explain(dir.path(), id, &asked).unwrap(), None);
+    let mut owner = Helper::opened(dir.path());
+    assert_eq!((owner.ask("role"), owner.ask("put 1 4")), ("owner".into(), "4".into()));
+    let explanation = explain(dir.path(), id, &asked).unwrap().unwrap();
+    let expected = [(Answer::Hit, 4), (Answer::Unknown, 2)];
+    assert_eq!((answers(&explanation), explanation.is_registered), (expected.to_vec(), true));
+    // More keys than a message of an observer may have.
+    let many = keys(1, 4096);
+    let explanation = explain(dir.path(), id, &refs(&many)).unwrap().unwrap();
+    assert_eq!(answers(&explanation), [(Answer::Hit, 4), (Answer::Unknown, 4092)]);
+    eventually("the client of the question ends", || owned(dir.path()).clients == 0);
+    assert_eq!(names_of_clients(dir.path()), 0);
+    // A client of the store asks through its own connection.
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    assert_eq!(answers(&node.store().explain(&scope(), &asked).unwrap()), expected);
+    assert!(explain(dir.path(), id, &asked).unwrap_err().to_string().contains("open"));
+    node.close().unwrap();
+    owner.kill();
+    assert_eq!(explain(dir.path(), id, &asked).unwrap(), None);
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Observed, Role, observe, open};
+use ritornello_node::{Node, Observed, Role, explain, observe, open};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -250,6 +250,29 @@ fn observer_is_a_client_of_an_owner_of_version_7() {
     // `observe` said hello as an observer, in version 8, which was refused; then as a client, in
     // versions 8 and 7.
     assert_eq!(hellos.load(Ordering::Relaxed), 3);
+    restore_owner_socket(dir.path());
+    owner.finish();
+}
+
+#[test]
+fn owner_of_version_7_is_not_asked_to_explain() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let refused = [GREETING_7, REFUSED, b"\x0fanother version"].concat();
+    listen_before_owner(dir.path(), move |hello| {
+        (!hello.starts_with(GREETING_7)).then(|| refused.clone())
+    });
+    let asked = keys(1, 3);
+    let said = explain(dir.path(), scope().id(), &refs(&asked)).unwrap_err();
+    let node = open(&options(dir.path())).unwrap();
+    let asks = node.store().explain(&scope(), &refs(&asked)).unwrap_err();
+    for error in [said, asks] {
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("does not explain misses"), "{error}");
+    }
+    // The connection is still usable.
+    assert_eq!((node.role(), put(node.store(), 1, 3).unwrap().pages), (Role::Client, 3));
+    drop(node);
     restore_owner_socket(dir.path());
     owner.finish();
 }

@@ -10,6 +10,7 @@
 
 pub mod convert;
 pub mod doctor;
+pub mod explain;
 pub mod fsck;
 pub mod remote;
 pub mod restore;

@@ -1,0 +1,294 @@
+//! `ritornello explain`.
+
+use clap::Args;
+use ritornello_format::{FieldDifference, ScopeId, parse_key};
+use ritornello_node::Observed;
+use ritornello_store::{Answer, Explanation, OtherScope, Stretch};
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::open;
+use ritornello_terminal::print::{count, json, print_stdout};
+use serde::Serialize;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The command asks the process that owns the store, also while an engine uses the store, and prints one
+line for consecutive keys with the same answer. It never owns the store. The owner remembers
+evictions, removals, damage and refusals since it opened the store, the last 524,288 of them.
+
+`ritornello stat DIR` lists the largest scopes. Keys are the engine's block hashes, in the order of
+the prompt; `Store.keys` in Python lists those that are stored.
+
+Answers in --json: hit, behind_missing, not_yet_visible, absent_volume, evicted, removed, damaged,
+refused, abandoned, other_scope, unknown.
+
+Exit code 0: the owner has answered. Exit code 2: no store, no owner, or the owner does not answer.
+
+Examples:
+  ritornello explain /nvme/kv --scope 3f8a12bc --keys prompt.txt
+  ritornello explain /nvme/kv --scope 3f8a12bc --keys - --json < prompt.txt")]
+pub struct ExplainArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// Id of the scope, or the first 8 digits or more of the id of a scope that `stat` lists
+    #[arg(long, value_name = "ID")]
+    pub scope: String,
+    /// File of keys in the order of the prompt, in hexadecimal digits, one per line; `-` for
+    /// standard input
+    #[arg(long, value_name = "FILE")]
+    pub keys: PathBuf,
+}
+
+/// Minimum digits of an abbreviated id: `stat` shows this number.
+const ID_DIGITS_MIN: usize = 8;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    dir: &'a Path,
+    scope: String,
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+}
+
+/// Prints why pages are hits or misses.
+///
+/// # Errors
+/// If there is no store, no process owns it, its owner does not answer, or an argument is invalid.
+pub fn run(context: &Context, args: &ExplainArgs) -> Result<Status, Failure> {
+    let keys = read_keys(&args.keys)?;
+    let id = find_scope(&args.dir, &args.scope)?;
+    let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let explained = ritornello_node::explain(&args.dir, id, &slices);
+    let explained = explained.map_err(|error| open::unobserved(&args.dir, &error))?;
+    let explanation = explained.ok_or_else(|| unowned(&args.dir))?;
+    if context.json {
+        json(&Report { dir: &args.dir, scope: id.to_string(), explanation: &explanation });
+    } else {
+        print_stdout(&describe(id, &explanation));
+    }
+    Ok(Status::Fine)
+}
+
+/// Reads keys in hexadecimal digits, one per line; skips empty lines.
+fn read_keys(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
+    let mut text = String::new();
+    let read = if path == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text)
+    } else {
+        std::fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text))
+    };
+    read.map_err(|error| {
+        let line = format!("the keys cannot be read from {}: {error}", path.display());
+        Failure::unusable(line, "name a text file with one key per line, or `-`")
+    })?;
+    let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
+    lines
+        .map(|(number, line)| {
+            parse_key(line).ok_or_else(|| {
+                let line = format!("line {number} of the keys is not pairs of hexadecimal digits");
+                Failure::unusable(line, "write each key as 16 to 128 digits, without 0x")
+            })
+        })
+        .collect()
+}
+
+/// Returns the id that `text` is, or that begins with `text` among the scopes that `stat` lists.
+fn find_scope(dir: &Path, text: &str) -> Result<ScopeId, Failure> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    let unknown = |line: &str| {
+        Failure::unusable(
+            format!("--scope {text}: {line}"),
+            "the 32 digits of the id: `ritornello stat DIR --json` lists the largest scopes",
+        )
+    };
+    if text.len() < ID_DIGITS_MIN || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(unknown("not 8 to 32 hexadecimal digits"));
+    }
+    let Observed::Owned(stats) = open::observed(dir)? else { return Err(unowned(dir)) };
+    let begins = stats.largest_scopes.iter().filter(|scope| {
+        scope.id.get(..text.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(text))
+    });
+    let found: Vec<ScopeId> = begins.filter_map(|scope| scope.id.parse().ok()).collect();
+    match found[..] {
+        [id] => Ok(id),
+        [] => Err(unknown("none of the store's largest scopes begins so")),
+        _ => Err(unknown("several scopes begin so")),
+    }
+}
+
+fn unowned(dir: &Path) -> Failure {
+    Failure::unusable(
+        format!("no process owns the store in {}, so no process knows its pages", dir.display()),
+        "start the engine or `ritornello serve DIR`, and ask again after a miss",
+    )
+}
+
+fn describe(id: ScopeId, explanation: &Explanation) -> String {
+    let keys: u32 = explanation.stretches.iter().map(|stretch| stretch.pages).sum();
+    let hits = explanation.stretches.iter().filter(|stretch| stretch.answer == Answer::Hit);
+    let hits: u32 = hits.map(|stretch| stretch.pages).sum();
+    let mut lines = vec![format!("scope {id}: {hits} of {keys} pages are hits")];
+    if !explanation.is_registered {
+        lines.push("the scope is not registered: no put has used it, or it was dropped".to_owned());
+    }
+    lines.extend(explanation.stretches.iter().map(|stretch| line(stretch, explanation)));
+    if hits < keys {
+        let ago = age(explanation.remembered_seconds);
+        lines.push(format!("the owner opened the store {ago}, and remembers nothing earlier"));
+    }
+    lines.join("\n")
+}
+
+/// One line about a stretch: its keys, the answer, and the next step.
+fn line(stretch: &Stretch, explanation: &Explanation) -> String {
+    let Stretch { at, pages, .. } = *stretch;
+    let keys = match pages {
+        1 => format!("key {at}"),
+        _ => format!("keys {at} to {}", at + pages - 1),
+    };
+    let ago = stretch.seconds_ago.map(|seconds| format!(" {}", age(seconds))).unwrap_or_default();
+    let detail = stretch.detail.as_str();
+    let said = match stretch.answer {
+        Answer::Hit => "hit".to_owned(),
+        Answer::BehindMissing => {
+            "stored, but behind a missing page: a get delivers them when that page is put again"
+                .to_owned()
+        }
+        Answer::NotYetVisible => "being put now: ask again when the put has ended".to_owned(),
+        Answer::AbsentVolume => {
+            format!("stored in space that is absent ({detail}): mount it, or check its disk")
+        }
+        Answer::Evicted => format!("evicted{ago}, {}", evicted(detail)),
+        Answer::Removed => format!("removed{ago}, {}", removed(detail)),
+        Answer::Damaged => format!(
+            "damaged, and removed{ago} ({detail}): check the disk (dmesg); the next put stores them \
+             again"
+        ),
+        Answer::Refused => format!("offered{ago} and refused, {}", refused(detail)),
+        Answer::Abandoned => {
+            format!("a put began{ago} and did not end: see the log of the process that put")
+        }
+        Answer::OtherScope => other_scope(detail, &explanation.other_scopes),
+        Answer::Unknown => "not known: never put in this scope, or forgotten".to_owned(),
+    };
+    format!("{keys}: {said}")
+}
+
+fn evicted(cause: &str) -> String {
+    match cause {
+        "space" => {
+            "because a put needed space: raise the capacity (`ritornello resize`)".to_owned()
+        }
+        "quota" => "because the scope reached its quota: raise the quota".to_owned(),
+        "index" => {
+            "because the index reached a limit: raise its memory ceiling, or use the index lsm"
+                .to_owned()
+        }
+        "segment" => "because a smaller capacity or a drain removed its segment".to_owned(),
+        other => format!("because of {other}"),
+    }
+}
+
+fn removed(cause: &str) -> String {
+    match cause {
+        "deleted" => "because a caller deleted them, or a page before them".to_owned(),
+        "scope_dropped" => "because the scope was dropped with all its pages".to_owned(),
+        "directory_forgotten" => {
+            "because their directory was forgotten (`ritornello paths forget`)".to_owned()
+        }
+        other => format!("because of {other}"),
+    }
+}
+
+fn refused(reason: &str) -> String {
+    match reason {
+        "no_space" => {
+            "because no space could be freed: raise the capacity, or retain less".to_owned()
+        }
+        "deadline" => "because no space was free in time: see `ritornello top`".to_owned(),
+        "metadata" => "because the index could take no run: raise the capacity".to_owned(),
+        "quota" => "because of the scope's quota: raise the quota".to_owned(),
+        "admission" => {
+            "because pages are admitted when they are put again: put them again".to_owned()
+        }
+        "write_budget" => "because the write budget was used up: raise the budget".to_owned(),
+        "index_memory" => {
+            "because the index is at its memory ceiling: raise the ceiling".to_owned()
+        }
+        "absent_space" => "because pages of the put are in absent space: mount it".to_owned(),
+        other => format!("because of {other}"),
+    }
+}
+
+fn other_scope(id: &str, scopes: &[OtherScope]) -> String {
+    let Some(OtherScope { model, differs, .. }) = scopes.iter().find(|scope| scope.id == id) else {
+        return format!("stored in scope {id}");
+    };
+    let model: String = model.chars().take(32).collect();
+    let stored = format!("not in this scope, but in scope {id} (model {model})");
+    match differs {
+        None => format!("{stored}; of this scope only the id is known, so they cannot be compared"),
+        Some(fields) => {
+            let shown = fields.iter().map(|FieldDifference { field, asked, stored }| {
+                format!("{field} ({asked} here, {stored} there)")
+            });
+            let shown: Vec<String> = shown.collect();
+            format!("{stored}, which differs in {}: make these settings equal", shown.join(", "))
+        }
+    }
+}
+
+/// Formats an age in its largest unit.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s ago"),
+        120..7_200 => format!("{} min ago", seconds / 60),
+        7_200..172_800 => format!("{} h ago", seconds / 3_600),
+        _ => format!("{} days ago", count(seconds / 86_400)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stretch(answer: Answer, detail: &str) -> Stretch {
+        Stretch { at: 4, pages: 1, answer, detail: detail.to_owned(), seconds_ago: Some(40) }
+    }
+
+    #[test]
+    fn every_line_names_keys_and_age() {
+        let explanation = Explanation::default();
+        let evicted = line(&stretch(Answer::Evicted, "space"), &explanation);
+        assert!(evicted.starts_with("key 4: evicted 40 s ago, because a put"), "{evicted}");
+        let several = Stretch { pages: 3, seconds_ago: None, ..stretch(Answer::Hit, "") };
+        assert_eq!(line(&several, &explanation), "keys 4 to 6: hit");
+        assert_eq!(
+            [age(119), age(120), age(7_200), age(172_800)].join(", "),
+            "119 s ago, 2 min ago, 2 h ago, 2 days ago"
+        );
+    }
+
+    #[test]
+    fn differences_of_scopes_are_named() {
+        let difference = |field: &str, asked: &str, stored: &str| FieldDifference {
+            field: field.to_owned(),
+            asked: asked.to_owned(),
+            stored: stored.to_owned(),
+        };
+        let mut other = OtherScope {
+            id: "ab".to_owned(),
+            model: "m".to_owned(),
+            differs: Some(vec![difference("dtype", "fp8", "bfloat16")]),
+        };
+        let said = |other: &OtherScope| other_scope("ab", std::slice::from_ref(other));
+        assert!(said(&other).contains("dtype (fp8 here, bfloat16 there)"), "{}", said(&other));
+        other.differs = None;
+        assert!(said(&other).contains("only the id is known"), "{}", said(&other));
+    }
+}
