@@ -83,7 +83,7 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
         ));
     }
     let Sender { role, .. } = authenticated?;
-    let required = Role::required_by(request.method());
+    let required = Role::required_by(request.method(), path);
     match role {
         Some(role) if role >= required => Ok(Caller(Some(role))),
         None if HEALTH.contains(&path) && required == Role::Read => Ok(Caller(None)),

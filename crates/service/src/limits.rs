@@ -44,8 +44,8 @@ pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 
 /// Maximum number of calls of a store at a time, besides its observation and its scrub.
 pub(crate) const CALLS_MAX: usize = 8;
-/// Maximum number of keys in a request to `/v1/probe`.
-pub(crate) const PROBE_KEYS_MAX: usize = 4096;
+/// Maximum number of keys in a request to `/v1/probe` or `/v1/explain`.
+pub(crate) const KEYS_MAX: usize = 4096;
 
 /// Maximum number of scopes in an answer, and of scopes with series of their own in the metrics:
 /// all further scopes share the label value `other`.

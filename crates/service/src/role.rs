@@ -2,10 +2,13 @@
 
 use axum::http::Method;
 
+/// The path of questions why pages are missing.
+pub(crate) const EXPLAIN: &str = "/v1/explain";
+
 /// The permission to use the service. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Reads health, metrics, statistics and configuration.
+    /// Reads health, metrics, statistics and configuration, and asks why pages are missing.
     Read,
     /// Looks up pages, makes puts durable, and verifies pages, which removes damaged pages.
     Operate,
@@ -31,11 +34,13 @@ impl Role {
         Self::ALL.into_iter().find(|role| role.word() == word)
     }
 
-    /// The role that a method requires. A route that changes settings or drops intact pages must
+    /// The role that a request requires. A route that changes settings or drops intact pages must
     /// use a method besides GET, HEAD, OPTIONS and POST.
-    pub(crate) fn required_by(method: &Method) -> Self {
+    pub(crate) fn required_by(method: &Method, path: &str) -> Self {
         match *method {
             Method::GET | Method::HEAD | Method::OPTIONS => Self::Read,
+            // A question whose keys do not fit a path. It has no effect, and is counted nowhere.
+            Method::POST if path == EXPLAIN => Self::Read,
             Method::POST => Self::Operate,
             _ => Self::Admin,
         }

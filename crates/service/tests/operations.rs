@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -65,6 +66,53 @@ fn probe_counts_leading_pages() {
         assert_eq!(refused(json!({ "scope": other, "keys": [] })), unknown);
     }
     assert_eq!(refused(json!({ "scope": id(), "keys": [], "store": "/elsewhere" })), unknown);
+}
+
+#[test]
+fn explain_says_why_each_page_is_a_miss() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    fill(&node, "a model");
+    let (scope, stored) = (scope("a model"), keys());
+    node.store().delete(&scope, &[&stored[4]]).unwrap();
+    let service = operating(&[Arc::clone(&node)]);
+    let address = service.address();
+    let mut asked: Vec<String> = stored.iter().map(|key| hex(key)).collect();
+    asked.push(hex(&[0xEE; 16]));
+    let explain =
+        |role: &str, body: &Value| send_as(role, address, "POST", "/v1/explain", &body.to_string());
+    let body = json!({ "scope": id(), "keys": asked });
+    let answer = explain("read", &body);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let answer = answer.json();
+    let mut stretches = answer["stretches"].clone();
+    let ago = stretches[1]["seconds_ago"].take();
+    assert!(ago.as_u64() <= answer["remembered_seconds"].as_u64(), "{answer}");
+    let stretch = |at: u32, pages: u32, answer: &str, detail: &str| json!({ "at": at, "pages": pages, "answer": answer, "detail": detail, "seconds_ago": null });
+    let expected = json!([
+        stretch(0, 4, "hit", ""),
+        stretch(4, 2, "removed", "deleted"),
+        stretch(6, 1, "unknown", ""),
+    ]);
+    assert_eq!((&stretches, &answer["is_registered"]), (&expected, &true.into()));
+
+    // A scope that no put has used: its keys are in another scope.
+    let other = json!({ "scope": scope_id("unused"), "keys": [hex(&stored[0])] });
+    let answer = explain("operate", &other).json();
+    assert_eq!(answer["is_registered"], false);
+    assert_eq!(answer["stretches"], json!([stretch(0, 1, "other_scope", &id())]));
+    let named = json!([{ "id": id(), "model": "a model", "differs": null }]);
+    assert_eq!(answer["other_scopes"], named);
+
+    let status = |body: Value| explain("read", &body).status;
+    assert_eq!(status(json!({ "scope": "0g", "keys": [] })), 400);
+    assert_eq!(status(json!({ "scope": id(), "keys": ["0g"] })), 400);
+    assert_eq!(status(json!({ "scope": id(), "keys": vec![hex(&[1; 16]); 4097] })), 400);
+    // On a loopback address a request without a token may read, and so may ask.
+    let headers = [&*host(address), "Content-Type: application/json"];
+    let anonymous =
+        |target: &str| send(address, "POST", target, &headers, &body.to_string()).status;
+    assert_eq!((anonymous("/v1/explain"), anonymous("/v1/probe")), (200, 401));
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn document_lists_exactly_the_routes() {
     }
 }
 
-const ROUTES: [(&str, &str); 12] = [
+const ROUTES: [(&str, &str); 13] = [
     ("GET", "/livez"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
@@ -53,6 +53,7 @@ const ROUTES: [(&str, &str); 12] = [
     ("GET", "/v1/config"),
     ("GET", "/v1/scrub"),
     ("POST", "/v1/probe"),
+    ("POST", "/v1/explain"),
     ("POST", "/v1/flush"),
     ("POST", "/v1/scrub"),
     ("PUT", "/v1/scopes/{id}"),

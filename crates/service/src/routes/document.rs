@@ -1,5 +1,6 @@
 //! The parts of the OpenAPI document that are equal for all routes: errors, and the token.
 
+use crate::role::EXPLAIN;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{ComponentsBuilder, ContentBuilder, OpenApi, Ref, ResponseBuilder};
@@ -48,6 +49,8 @@ pub(super) fn complete(document: &mut OpenApi) {
             }
             if operation.request_body.is_some() {
                 add(operation, &WITH_BODY);
+            }
+            if operation.request_body.is_some() && path != EXPLAIN {
                 operation.security = Some(vec![SecurityRequirement::new(TOKEN, [""; 0])]);
             }
         }

@@ -3,8 +3,10 @@
 mod body;
 mod config;
 mod document;
+mod explain;
 mod flush;
 mod health;
+mod keys;
 mod probe;
 mod query;
 mod scope_settings;
@@ -46,6 +48,7 @@ pub(crate) fn router(shared: &Arc<Shared>) -> Router {
         .routes(routes!(scopes::scopes))
         .routes(routes!(config::config))
         .routes(routes!(probe::probe))
+        .routes(routes!(explain::explain))
         .routes(routes!(flush::flush))
         .routes(routes!(scrub::begin, scrub::progress))
         .routes(routes!(scope_settings::change))

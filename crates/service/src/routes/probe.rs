@@ -1,9 +1,9 @@
 //! `/v1/probe`: looks up pages.
 
 use super::body::Body;
+use super::keys::{self, HexKey};
 use crate::answer::Shared;
 use crate::calls::find_scope;
-use crate::limits::PROBE_KEYS_MAX;
 use crate::problem::Problem;
 use axum::extract::State;
 use axum::response::Json;
@@ -24,11 +24,6 @@ pub(super) struct ProbeRequest {
     #[schema(max_items = 4096)]
     keys: Vec<HexKey>,
 }
-
-/// A key: 8 to 64 bytes, in hexadecimal digits.
-#[derive(Deserialize, ToSchema)]
-#[schema(pattern = "^([0-9a-fA-F]{2}){8,64}$")]
-struct HexKey(String);
 
 /// The leading pages that are present.
 #[derive(Serialize, ToSchema)]
@@ -53,14 +48,7 @@ pub(super) async fn probe(
     State(shared): State<Arc<Shared>>,
     Body(request): Body<ProbeRequest>,
 ) -> Result<Json<ProbeAnswer>, Problem> {
-    if request.keys.len() > PROBE_KEYS_MAX {
-        return Err(Problem::invalid(format!(
-            "too many keys: send at most {PROBE_KEYS_MAX} in a request"
-        )));
-    }
-    let keys: Option<Vec<Vec<u8>>> = request.keys.iter().map(|key| bytes(&key.0)).collect();
-    let keys =
-        keys.ok_or_else(|| Problem::invalid("a key is not an even number of hexadecimal digits"))?;
+    let keys = keys::parse(&request.keys)?;
     let answer = shared.call(request.store.as_deref(), move |_, node| {
         let scope = find_scope(node, &request.scope)?;
         let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
@@ -68,29 +56,4 @@ pub(super) async fn probe(
         Ok(ProbeAnswer { pages, requested: keys.len() })
     });
     answer.await.map(Json)
-}
-
-/// Converts hexadecimal digits.
-fn bytes(digits: &str) -> Option<Vec<u8>> {
-    if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_pairs_of_digits_are_bytes() {
-        assert_eq!(bytes("00fF10"), Some(vec![0, 255, 16]));
-        assert_eq!(bytes(""), Some(Vec::new()));
-        for wrong in ["0", "0g", "+1", "0x12", "\u{e9}\u{e9}", " 1"] {
-            assert_eq!(bytes(wrong), None, "{wrong}");
-        }
-    }
 }
