@@ -100,7 +100,7 @@ fn shown(value: &str) -> String {
     }
 }
 
-/// A salt separates tenants, and who knows it can compute their keys.
+/// Hides a salt: it separates tenants, and keys can be computed from it.
 fn secret(value: &str) -> &'static str {
     if value.is_empty() { "" } else { "hidden" }
 }

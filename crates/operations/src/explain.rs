@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The command asks the process that owns the store, also while an engine uses the store, and prints one
-line for consecutive keys with the same answer. It never owns the store. The owner remembers
-evictions, removals, damage and refusals since it opened the store, the last 524,288 of them.
+The command asks the process that owns the store, also while an engine uses the store, and prints
+one line for consecutive keys with the same answer. It never owns the store. The owner remembers
+evictions, removals, damage and refusals since it opened the store, at most the last 524,288.
 
 `ritornello stat DIR` lists the largest scopes. Keys are the engine's block hashes, in the order of
 the prompt; `Store.keys` in Python lists those that are stored.
@@ -165,10 +165,11 @@ fn line(stretch: &Stretch, explanation: &Explanation) -> String {
         }
         Answer::Evicted => format!("evicted{ago}, {}", evicted(detail)),
         Answer::Removed => format!("removed{ago}, {}", removed(detail)),
-        Answer::Damaged => format!(
-            "damaged, and removed{ago} ({detail}): check the disk (dmesg); the next put stores them \
-             again"
-        ),
+        Answer::Damaged => {
+            format!(
+                "damaged, and removed{ago} ({detail}): check the disk (dmesg), and put them again"
+            )
+        }
         Answer::Refused => format!("offered{ago} and refused, {}", refused(detail)),
         Answer::Abandoned => {
             format!("a put began{ago} and did not end: see the log of the process that put")

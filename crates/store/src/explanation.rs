@@ -1,6 +1,6 @@
-//! Why pages are hits or misses.
+//! The owner's explanation why pages are hits or misses.
 
-use ritornello_format::{FieldDifference, Result, Scope, ScopeId, check_keys};
+use ritornello_format::FieldDifference;
 use serde::{Deserialize, Serialize};
 
 /// Maximum keys that one call explains.
@@ -54,9 +54,8 @@ pub enum Answer {
     /// Removed by a caller. The detail is `deleted` (the page, or in a chained scope a page before
     /// it), `scope_dropped` (the scope with all its pages) or `directory_forgotten`.
     Removed,
-    /// Removed because its bytes, or in a chained scope those of a page before it, failed
-    /// verification (detail `verification`), or because its space was lost while its volume was
-    /// absent (detail `space`).
+    /// Removed because the page, or in a chained scope a page before it, failed verification (detail
+    /// `verification`), or because its space was lost while its volume was absent (detail `space`).
     Damaged,
     /// Offered by a put and refused. The detail is the word of the [`Refusal`](crate::Refusal).
     Refused,
@@ -98,36 +97,6 @@ pub struct OtherScope {
     /// The model that the scope names.
     pub model: String,
     /// How the scope differs from the scope of the question. `None` if the owner knows only the id
-    /// of the latter: its description was given neither by the question nor by a put.
+    /// of the latter, because neither the question nor a registration describes it.
     pub differs: Option<Vec<FieldDifference>>,
-}
-
-impl crate::Store {
-    /// Explains for each of `keys`, of which there are at most [`EXPLAINED_KEYS_MAX`], why the page
-    /// is a hit or a miss. Does not count as a lookup or a use.
-    ///
-    /// # Errors
-    /// `Invalid` for malformed or too many keys, or if the owner's version does not explain;
-    /// `Closed`; connection errors.
-    pub fn explain(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Explanation> {
-        self.explain_in(scope.id(), Some(scope), keys)
-    }
-
-    /// Like [`Store::explain`](crate::Store::explain), for a scope of which only the id is known.
-    ///
-    /// # Errors
-    /// Like `explain`.
-    pub fn explain_by_id(&self, id: ScopeId, keys: &[&[u8]]) -> Result<Explanation> {
-        self.explain_in(id, None, keys)
-    }
-
-    fn explain_in(
-        &self,
-        id: ScopeId,
-        scope: Option<&Scope>,
-        keys: &[&[u8]],
-    ) -> Result<Explanation> {
-        check_keys(keys)?;
-        self.retry_stale(&[], || self.catalog.explain(id, scope, keys))
-    }
 }

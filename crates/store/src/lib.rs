@@ -28,6 +28,7 @@ mod core;
 mod directory;
 mod encode;
 pub mod eviction;
+mod explain;
 mod explanation;
 mod get;
 mod io_threads;

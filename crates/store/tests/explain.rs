@@ -40,8 +40,7 @@ fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u32)> 
     vec![(answer, detail.to_owned(), pages)]
 }
 
-/// Asserts that every page of the first stretch that is no hit has this answer and detail, and that
-/// its age is known.
+/// Asserts that the first stretch that is no hit has this answer, this detail, and an age.
 fn assert_departed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
     let missed = explanation.stretches.iter().find(|stretch| stretch.answer != Answer::Hit);
@@ -260,7 +259,7 @@ fn refused_pages_have_the_reason_of_their_put() {
     assert_eq!(put(&open.store, &scope, &sequence(2, 8), None).reason, "quota");
     assert_departed(&open, &scope, &sequence(2, 8), Answer::Refused, "quota");
     open.store.release(lease.lease).unwrap();
-    // Of a put that exceeds the quota alone, the first pages are stored and the others refused.
+    // A put that alone exceeds the quota stores its first pages.
     let long = sequence(3, 40);
     let stored = put(&open.store, &scope, &long, None).pages as u32;
     let expected =
@@ -312,7 +311,7 @@ fn keys_in_another_scope_name_it_and_its_differences() {
     let by_id = open.store.explain_by_id(unregistered.id(), &refs(&keys)).unwrap();
     assert!(by_id.other_scopes.iter().all(|other| other.differs.is_none()), "{by_id:?}");
     assert_eq!(by_id.stretches[0].answer, Answer::OtherScope);
-    // What is known of the page itself comes first.
+    // The departure of a page precedes other scopes that have its key.
     open.store.delete(&asked, &refs(&keys[..1])).unwrap();
     assert_eq!(answers(&open, &asked, &keys)[0], only(Answer::Removed, "deleted", 1)[0]);
     open.close();
@@ -354,7 +353,7 @@ fn at_new(dir: &str) -> Options {
     Options { background_threads: false, ..options(Path::new(dir), 24) }
 }
 
-/// `cargo test --release -p ritornello-store --test explain -- --ignored --nocapture`
+/// `cargo test -p ritornello-store --test explain -- --ignored --nocapture`
 #[test]
 #[ignore = "long: a measurement, which prints its figures"]
 fn measures_an_explanation() {

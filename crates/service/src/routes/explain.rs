@@ -19,7 +19,7 @@ pub(super) struct ExplainRequest {
     /// Directory of the store; may be omitted if the service has one store
     store: Option<String>,
     /// The scope's id, as in `/v1/scopes`; it may belong to a scope that is not registered
-    #[schema(pattern = "^[0-9a-f]{32}$")]
+    #[schema(pattern = "^[0-9a-fA-F]{32}$")]
     scope: String,
     /// Keys of the pages in order
     #[schema(max_items = 4096)]
@@ -73,9 +73,9 @@ struct OtherScopeEntry {
 struct DifferenceEntry {
     /// Name of the field.
     field: String,
-    /// Its value in the scope of the request; `hidden` for a salt.
+    /// The value in the scope of the request; `hidden` for a salt.
     asked: String,
-    /// Its value in the scope that has the keys.
+    /// The value in the scope that has the keys.
     stored: String,
 }
 

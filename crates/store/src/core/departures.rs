@@ -1,9 +1,9 @@
 //! Why pages are not stored: evictions, removals, damage and refusals that this owner remembers.
 //!
-//! A page is in one bucket of a fixed table, by its hash, and a new entry overwrites the oldest of
-//! its bucket. Of the hash an entry has 64 bits, so an answer is about another page with a
-//! probability of 2^-62. The table takes [`TABLE_BYTES`], and no memory before its first use.
-//! Dropped scopes are remembered as scopes, because their pages would displace all other entries.
+//! The hash of a page selects a bucket of a fixed table, in which a new entry overwrites the
+//! oldest. An entry has 64 bits of the hash, so the probability that an answer is about another
+//! page is 2^-62. The table takes at most [`TABLE_BYTES_MAX`]. Dropped scopes are remembered as
+//! scopes, because their pages would displace all other entries.
 
 use super::eviction_cause::EvictionCause;
 use crate::catalog::Refusal;
@@ -14,11 +14,14 @@ use ritornello_index::Removed;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Bytes of the table: 2^19 entries of 16 bytes.
-const TABLE_BYTES: usize = 8 << 20;
+/// Maximum bytes of the table: 2^19 entries of 16 bytes.
+const TABLE_BYTES_MAX: usize = 8 << 20;
+/// The table has an entry for each page that the store would hold if each had this length, up to
+/// [`TABLE_BYTES_MAX`].
+const ENTRY_PAGE_BYTES: u64 = 16 << 10;
 /// Entries of a bucket, which is as long as a cache line.
 const WAYS: usize = 4;
-const BUCKETS: usize = TABLE_BYTES / size_of::<Bucket>();
+const BUCKETS_MAX: usize = TABLE_BYTES_MAX / size_of::<Bucket>();
 /// Maximum dropped scopes that are remembered.
 const SCOPES_MAX: usize = 1024;
 /// Bits of [`Entry`]'s second word that have the departure; the other bits have the time.
@@ -39,7 +42,7 @@ pub(in crate::core) enum Departure {
     /// The page was in an absent directory that was forgotten.
     DirectoryForgotten,
     FailedVerification,
-    /// The page's space was not free any more when its volume returned.
+    /// The space of the page was in use when its volume returned.
     SpaceLost,
     Refused(Refusal),
     Abandoned,
@@ -96,9 +99,12 @@ pub(in crate::core) struct Departures {
 }
 
 impl Departures {
-    pub(in crate::core) fn new() -> Self {
+    /// The departures of a store that is opened with a capacity of `capacity` bytes.
+    pub(in crate::core) fn new(capacity: u64) -> Self {
+        let buckets = capacity / ENTRY_PAGE_BYTES / WAYS as u64;
+        let buckets = usize::try_from(buckets).unwrap_or(usize::MAX).clamp(1, BUCKETS_MAX);
         // Memory of zeroes is reserved, and not touched before its use.
-        let table = Mutex::new(vec![[[0; 2]; WAYS]; BUCKETS]);
+        let table = Mutex::new(vec![[[0; 2]; WAYS]; buckets]);
         Self { opened: Instant::now(), table, scopes: Mutex::default() }
     }
 
@@ -132,7 +138,8 @@ impl Departures {
             // Locked for each page: a lock that no thread waits for costs less than the memory
             // access, and `explain` holds up no eviction for longer than one bucket.
             let mut table = self.table.lock();
-            let bucket = &mut table[bucket_of(page)];
+            let at = bucket_of(page, table.len());
+            let bucket = &mut table[at];
             let same = bucket.iter().position(|entry| is_of(entry, page));
             bucket[..=same.unwrap_or(WAYS - 1)].rotate_right(1);
             bucket[0] = [page.high(), value];
@@ -141,7 +148,9 @@ impl Departures {
 
     /// The last departure of a page, and the seconds since then; `None` if none is remembered.
     pub(in crate::core) fn of(&self, page: PageHash) -> Option<(Departure, u64)> {
-        let bucket = self.table.lock()[bucket_of(page)];
+        let table = self.table.lock();
+        let bucket = table[bucket_of(page, table.len())];
+        drop(table);
         let [_, value] = bucket.into_iter().find(|entry| is_of(entry, page))?;
         let at = (value & ((1 << CODE_BITS) - 1)).checked_sub(1)?;
         let departure = *Departure::ALL.get(at as usize)?;
@@ -167,8 +176,8 @@ impl Departures {
     }
 }
 
-fn bucket_of(page: PageHash) -> usize {
-    page.low() as usize % BUCKETS
+fn bucket_of(page: PageHash, buckets: usize) -> usize {
+    page.low() as usize % buckets
 }
 
 fn is_of([high, value]: &Entry, page: PageHash) -> bool {
@@ -188,7 +197,7 @@ mod tests {
 
     #[test]
     fn every_departure_is_remembered() {
-        let departures = Departures::new();
+        let departures = Departures::new(u64::MAX);
         for (at, departure) in (1..).zip(Departure::ALL) {
             departures.note([page(at, 7), page(at, 8)], departure);
         }
@@ -203,7 +212,7 @@ mod tests {
 
     #[test]
     fn full_bucket_forgets_its_oldest_page() {
-        let departures = Departures::new();
+        let departures = Departures::new(u64::MAX);
         for number in 0..WAYS as u64 {
             departures.note([page(3, number)], EVICTED);
         }
@@ -219,7 +228,7 @@ mod tests {
 
     #[test]
     fn hole_and_unused_entry_are_no_page() {
-        let departures = Departures::new();
+        let departures = Departures::new(u64::MAX);
         departures.note([PageHash::NONE], EVICTED);
         assert_eq!((departures.of(PageHash::NONE), departures.of(page(0, 0))), (None, None));
         departures.note([page(5, 0)], EVICTED);
@@ -228,7 +237,7 @@ mod tests {
 
     #[test]
     fn age_counts_from_the_last_departure() {
-        let mut departures = Departures::new();
+        let mut departures = Departures::new(u64::MAX);
         departures.note_at([page(1, 1)], EVICTED, 10);
         departures.note_at([page(1, 1)], Departure::Deleted, 30);
         let Some(opened) = Instant::now().checked_sub(std::time::Duration::from_secs(100)) else {
@@ -241,7 +250,7 @@ mod tests {
 
     #[test]
     fn oldest_dropped_scope_is_forgotten() {
-        let departures = Departures::new();
+        let departures = Departures::new(u64::MAX);
         let id = |number: usize| ScopeId((number as u128).to_le_bytes());
         (0..SCOPES_MAX).for_each(|number| departures.note_dropped(id(number)));
         departures.note_dropped(id(0));
@@ -250,12 +259,12 @@ mod tests {
         assert!(is_known(0) && !is_known(1) && is_known(2) && is_known(SCOPES_MAX));
     }
 
-    /// `cargo test --release -p ritornello-store --lib departures -- --ignored --nocapture`
+    /// `cargo test -p ritornello-store departures -- --ignored --nocapture`
     #[test]
     #[ignore = "long: a measurement, which prints its figure"]
     fn measures_a_note() {
         const RUNS: u128 = 4000;
-        let departures = Departures::new();
+        let departures = Departures::new(u64::MAX);
         let run = |number: u128| -> Vec<PageHash> {
             let pages = (0..256).map(|at| number * 256 + at + 1);
             pages
@@ -273,8 +282,12 @@ mod tests {
     }
 
     #[test]
-    fn table_has_the_stated_size() {
-        assert_eq!(size_of::<Bucket>() * BUCKETS, TABLE_BYTES);
-        assert_eq!((size_of::<Entry>(), TABLE_BYTES / size_of::<Entry>()), (16, 1 << 19));
+    fn table_grows_with_the_store_up_to_its_maximum() {
+        let bytes = |capacity| Departures::new(capacity).table.lock().len() * size_of::<Bucket>();
+        assert_eq!((bytes(0), bytes(24 << 20)), (64, 24 << 10));
+        assert_eq!((bytes(8 << 30), bytes(u64::MAX)), (TABLE_BYTES_MAX, TABLE_BYTES_MAX));
+        let small = Departures::new(0);
+        small.note([page(7, 1)], EVICTED);
+        assert_eq!(small.of(page(7, 1)), Some((EVICTED, 0)));
     }
 }

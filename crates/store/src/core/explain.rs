@@ -36,8 +36,8 @@ impl From<Answer> for Reason {
 
 impl StoreCore {
     /// Explains `keys` of the scope `id`: see
-    /// [`Catalog::explain`](crate::catalog::Catalog::explain). Takes the core state's lock for short
-    /// steps only.
+    /// [`Catalog::explain`](crate::catalog::Catalog::explain). Takes the core state's lock for
+    /// short steps only.
     pub(super) fn explain(
         &self,
         id: ScopeId,
@@ -157,8 +157,8 @@ impl StoreCore {
         found
     }
 
-    /// Explains pages that no other answer explains, if another scope has their keys. Names the
-    /// scopes with the fewest differences from `asked`, the scope of the question if it is known.
+    /// Explains pages that have no answer yet, if another scope has their keys. Prefers the scopes
+    /// with the fewest differences from `asked`, the description of the scope `id` if it is known.
     fn find_in_other_scopes(
         &self,
         id: ScopeId,

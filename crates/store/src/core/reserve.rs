@@ -99,8 +99,8 @@ impl StoreCore {
         let admitted = self.admit(scope, &put.hashes, &put.present, request);
         let placed = self.place_runs(&put, &admitted, until);
         reserved.refused = placed.refused.or(absent);
-        self.count_refused(&admitted, &placed.runs, reserved.refused);
-        self.note_refused(&put, &admitted, &placed.runs, reserved.refused);
+        let PutBatch { hashes, present, .. } = &put;
+        self.count_refused(hashes, present, &admitted, &placed.runs, reserved.refused);
         if placed.runs.is_empty() {
             self.end_unplaced(&put, lease, placed.promised)?;
             return Ok(reserved);
@@ -132,25 +132,6 @@ impl StoreCore {
         self.departures.note(put.hashes.drain(end..), Departure::Refused(Refusal::Absent));
         put.keys = &put.keys[..end];
         Some(Refusal::Absent)
-    }
-
-    /// Records the pages that get no space. `last` is the reason why admitted pages are missing in
-    /// `runs`, if any are.
-    fn note_refused(
-        &self,
-        put: &PutBatch<'_>,
-        admitted: &Admitted,
-        runs: &[PlannedRun],
-        last: Option<Refusal>,
-    ) {
-        let from = runs.last().map_or(0, |run| (run.at + run.pages) as usize).min(admitted.end);
-        let parts =
-            [(from..admitted.end, last), (admitted.end..put.hashes.len(), admitted.refused)];
-        for (part, refusal) in parts {
-            let Some(refusal) = refusal else { continue };
-            let missing = part.filter(|at| !put.present[*at]).map(|at| put.hashes[at]);
-            self.departures.note(missing, Departure::Refused(refusal));
-        }
     }
 
     /// Looks up which pages of the put are stored, and whether the page before them is.

@@ -3,6 +3,7 @@
 use crate::admission::{Admission, AdmissionMode, AdmissionRefusal, WriteBudget};
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use crate::core::StoreCore;
+use crate::core::departures::Departure;
 use crate::core::reservations::PlannedRun;
 use crate::options::Options;
 use crate::stats::AdmissionStats;
@@ -101,17 +102,27 @@ impl StoreCore {
         }
     }
 
-    /// Counts refused pages by reason, and refunds the charge for pages that will not be written.
-    /// `last` is the reason why admitted pages are missing in `runs`, if any are.
+    /// Counts refused pages by reason, remembers the reason of each, and refunds the charge for pages
+    /// that will not be written. `last` is the reason why admitted pages are missing in `runs`, if
+    /// any are.
     pub(crate) fn count_refused(
         &self,
+        hashes: &[PageHash],
+        present: &[bool],
         admitted: &Admitted,
         runs: &[PlannedRun],
         last: Option<Refusal>,
     ) {
         let unplaced = admitted.pages - runs.iter().map(|run| run.pages as usize).sum::<usize>();
-        for (reason, pages) in [(admitted.refused, admitted.behind), (last, unplaced)] {
+        let placed = runs.last().map_or(0, |run| (run.at + run.pages) as usize).min(admitted.end);
+        let refused = [
+            (admitted.refused, admitted.behind, admitted.end..hashes.len()),
+            (last, unplaced, placed..admitted.end),
+        ];
+        for (reason, pages, part) in refused {
             let Some(reason) = reason else { continue };
+            let missing = part.filter(|at| !present[*at]).map(|at| hashes[at]);
+            self.departures.note(missing, Departure::Refused(reason));
             let counters = &self.counters;
             let counter = match reason {
                 Refusal::NoSpace | Refusal::Deadline => &counters.refused_space,

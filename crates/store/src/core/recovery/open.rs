@@ -233,7 +233,7 @@ impl StoreCore {
             disk_calls: DiskCalls::default(),
             counters: Counters::default(),
             transfers: TransferTotals::default(),
-            departures: Departures::new(),
+            departures: Departures::new(budget.capacity),
         });
         core.start_drain();
         core.enforce_quotas();

@@ -12,8 +12,8 @@ impl Scopes {
         live.by_id.get(&id).map(|(reference, scope)| (*reference, Arc::clone(scope)))
     }
 
-    /// Returns at most `most` scopes, the last registered first. Takes the lock of the registry
-    /// instead of that of the live scopes, for which lookups of pages would wait.
+    /// Returns at most `most` scopes, the last registered first. Lookups of pages take the lock of the
+    /// live scopes, so this function takes the lock of the registry for most of its work.
     pub(crate) fn newest(&self, most: usize) -> Vec<(ScopeRef, Arc<Scope>)> {
         let registry = self.registry.lock();
         let newest = registry.table.scopes.iter().rev().take(most);
