@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "a dropped scope removed from memory only",
         f"{CORE}/scopes/mod.rs",
-        "            self.drop_durably(&mut registry, &slots)?;\n",
+        "        self.drop_durably(&mut registry, &slots)?;\n",
         "",
     ),
     Mutation(
