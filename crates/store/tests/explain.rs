@@ -9,7 +9,7 @@ use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::{
-    Answer, CapacityChange, ClientId, EXPLAINED_KEYS_MAX, Explanation, IndexKind, Options,
+    Answer, CapacityChange, Catalog, ClientId, EXPLAINED_KEYS_MAX, Explanation, IndexKind, Options,
     ReserveRequest,
 };
 use std::os::unix::fs::FileExt;
@@ -221,28 +221,29 @@ fn page_is_not_yet_visible_until_its_put_ends() {
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
     put(&open.store, &scope, &keys[..2], None);
     let client = open.core.catalog_for(ClientId(1), "one");
-    let reference = ritornello_store::Catalog::resolve(&client, &scope, false).unwrap().unwrap();
+    let reference = client.resolve(&scope, false).unwrap().unwrap();
     let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
-    let reserve = || {
-        use ritornello_store::Catalog;
-        client.reserve(reference, &refs(&keys), None, &request).unwrap()
-    };
+    let reserve =
+        |keys: &[Vec<u8>]| client.reserve(reference, &refs(keys), None, &request).unwrap();
     let with_rest = |answer| [only(Answer::Hit, "", 2), only(answer, "", 4)].concat();
-    let reserved = reserve();
+    let reserved = reserve(&keys);
     assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::NotYetVisible));
-    ritornello_store::Catalog::abort(&client, reserved.id).unwrap();
-    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::Abandoned));
-    // The owner does not write the pages: it commits none of the runs.
-    let reserved = reserve();
-    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::NotYetVisible));
-    let none = vec![None; reserved.runs.len()];
-    ritornello_store::Catalog::commit(&client, reserved.id, &none).unwrap();
-    assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::Abandoned));
-    reserve();
-    open.core.client_left(ClientId(1));
+    client.abort(reserved.id).unwrap();
     assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::Abandoned));
     put(&open.store, &scope, &keys, None);
     assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    // The client writes none of the runs, and commits.
+    let unwritten = sequence(3, 2);
+    let reserved = reserve(&unwritten);
+    assert_eq!(answers(&open, &scope, &unwritten), only(Answer::NotYetVisible, "", 2));
+    client.commit(reserved.id, &vec![None; reserved.runs.len()]).unwrap();
+    assert_eq!(answers(&open, &scope, &unwritten), only(Answer::Abandoned, "", 2));
+    // The client dies during a put of other pages.
+    let other = sequence(2, 3);
+    reserve(&other);
+    assert_eq!(answers(&open, &scope, &other), only(Answer::NotYetVisible, "", 3));
+    open.core.client_left(ClientId(1));
+    assert_eq!(answers(&open, &scope, &other), only(Answer::Abandoned, "", 3));
     open.close();
 }
 
