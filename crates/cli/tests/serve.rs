@@ -8,6 +8,7 @@ use common::{PAGES, Served, filled, open_filled, options, probe, ritornello, scr
 use ritornello_node::{Role, open};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::time::Duration;
 
 #[test]
 fn client_takes_over_after_serve_ends() {
@@ -17,7 +18,7 @@ fn client_takes_over_after_serve_ends() {
     assert_eq!(served.end(Signal::INT).0, Some(0));
     filled(dir.path());
     let mut served = Served::start(dir.path(), &["--json"]);
-    let ready: Value = serde_json::from_str(&served.says()).unwrap();
+    let ready = served.event();
     assert_eq!(ready["event"], "ready");
     assert_eq!(ready["owner_pid"], served.child.id());
     assert_eq!(ready["capacity_bytes"], 16 << 20);
@@ -70,6 +71,27 @@ fn invalid_serve_arguments_are_refused() {
 }
 
 #[test]
+fn serve_waits_while_its_path_is_missing() {
+    let root = scratch();
+    let [dir, next, away] = ["kv", "next", "away"].map(|name| root.path().join(name));
+    let mut first = Served::start(&dir, &["--capacity", "1GiB"]);
+    assert!(first.says().starts_with("ready"));
+    let mut second = Served::start(&dir, &["--json"]);
+    assert_eq!(second.event()["event"], "waiting");
+    std::fs::rename(&dir, &away).unwrap();
+    first.signal(Signal::KILL);
+    first.child.wait().unwrap();
+    // Several checks of the owner fail in this time.
+    std::thread::sleep(Duration::from_millis(500));
+    filled(&next);
+    std::fs::rename(&next, &dir).unwrap();
+    assert_eq!(second.event()["event"], "reopening");
+    assert_eq!(second.event()["event"], "ready");
+    assert_eq!(probe(&dir), PAGES);
+    assert_eq!(second.end(Signal::TERM).0, Some(0));
+}
+
+#[test]
 fn serve_opens_store_moved_to_its_path() {
     for waits in [false, true] {
         let root = scratch();
@@ -79,13 +101,7 @@ fn serve_opens_store_moved_to_its_path() {
             owner.close().unwrap();
         }
         let mut served = Served::start(&dir, &["--json"]);
-        let mut event = || {
-            let said = served.says();
-            serde_json::from_str::<Value>(&said).unwrap_or_else(|_| {
-                let rest: Vec<String> = served.out.by_ref().map_while(|line| line.ok()).collect();
-                panic!("not an event: {said} {}", rest.join(" "))
-            })
-        };
+        let mut event = || served.event();
         assert_eq!(event()["event"], if waits { "waiting" } else { "ready" });
         filled(&next);
         std::fs::rename(&dir, &away).unwrap();

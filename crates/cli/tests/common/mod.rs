@@ -113,7 +113,7 @@ pub fn text(path: &Path) -> &str {
 /// A process of `ritornello serve`.
 pub struct Served {
     pub child: Child,
-    pub out: Lines<BufReader<ChildStdout>>,
+    out: Lines<BufReader<ChildStdout>>,
 }
 
 impl Served {
@@ -127,6 +127,15 @@ impl Served {
 
     pub fn says(&mut self) -> String {
         self.out.next().unwrap().unwrap()
+    }
+
+    /// The next event. Panics with all output of a process that prints something else.
+    pub fn event(&mut self) -> Value {
+        let said = self.says();
+        serde_json::from_str(&said).unwrap_or_else(|_| {
+            let rest: Vec<String> = self.out.by_ref().map_while(Result::ok).collect();
+            panic!("no event: {said}{}", rest.join(""))
+        })
     }
 
     pub fn signal(&self, signal: Signal) {
