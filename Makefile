@@ -181,20 +181,19 @@ $(STAMPS)/emulators: engines/emulators/build.sh
 # ---- checks
 
 # Runs a suite, prints its output when it ends, and records its result and duration. All suites run, also
-# after a failure; their results are printed at the end, below what the suites that failed say of each
-# failed test. A log may be cut to its last lines, which then name the failed tests.
+# after a failure. What failed, and then all results, are printed last, where a reader looks first.
 TIMES := $(STAMPS)/times
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* >$(STAMPS)/$*.log 2>&1 && result=passed || result=FAILED; \
 	cat $(STAMPS)/$*.log; echo "$* $$result after $$(($$(date +%s) - began)) s" | tee -a $(TIMES); test $$result = passed
+# Lines of a log that begin the report of a failed test or build.
 FAILURE := ^---- .* stdout ----$$|^(FAILED|ERROR) |^error(\[|:)|^make.* Error
 define summary
 sed -n 's/ FAILED after .*//p' $(TIMES) | while read -r suite; do \
 	echo "failures of $$suite:"; grep -E -A 6 '$(FAILURE)' $(STAMPS)/$$suite.log | head -n 60; done; cat $(TIMES)
 endef
 
-# Runs the suites $(2), $(1) at a time. If several run at a time, the output of each is printed when
-# it ends.
+# Runs the suites $(2), $(1) at a time.
 run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync=target $(addprefix timed-,$(2))
 
 # Builds the targets $(1), and then runs the suites $(2) of the core beside the suites $(3) of engines.

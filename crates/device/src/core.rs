@@ -25,8 +25,7 @@ pub(crate) struct Stream(usize);
 impl Stream {
     /// The stream of all gathers.
     const SAVE: Self = Self(0);
-    /// The streams of scatters. With two, the preparations of one move, which take the device some
-    /// 15 µs, run beside the copy of another.
+    /// The streams of scatters. With two, the device prepares one move while it copies another.
     const LOADS: [Self; 2] = [Self(1), Self(2)];
 
     pub(crate) fn index(self) -> usize {
@@ -40,7 +39,7 @@ pub(crate) struct Core {
     driver: Arc<dyn Driver>,
     /// By the index of a [`Stream`].
     streams: [RawStream; STREAMS],
-    /// Counts calls of [`Core::next_stream`].
+    /// Number of scatters that were given a stream.
     scatters: AtomicUsize,
     events: Mutex<Events>,
     broken: OnceLock<String>,
@@ -92,7 +91,7 @@ impl Core {
     }
 
     /// The driver's handle of a stream.
-    pub(crate) fn raw(&self, stream: Stream) -> RawStream {
+    pub(crate) fn raw_stream(&self, stream: Stream) -> RawStream {
         self.streams[stream.index()]
     }
 

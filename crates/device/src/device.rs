@@ -300,6 +300,7 @@ impl Device {
 /// The copy engines may move pieces as one if they are adjacent in both memories, and the pieces of
 /// a page are adjacent in its slot only.
 fn scattered(count: u32) -> Vec<u32> {
+    debug_assert!(count.is_power_of_two());
     (0..count).map(|number| number.wrapping_mul(37) % count).collect()
 }
 

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum windows of a load that are read at the same time. A lane copies and verifies 5 GB/s of a
-/// store in memory, so ten lanes nearly fill a link of 55 GB/s. More lanes were slower on an H200
-/// with 16 processors, and fewer too.
+/// Maximum windows of a load that are read at the same time. Ten were the fastest number for a
+/// store in memory on an H200 with 16 processors (`benches/gpu.py store`): fewer do not fill the
+/// link, and more compete for processors.
 const LANES: usize = 10;
 /// Maximum bytes of a window. Short windows are faster: no copy overlaps the read of the first
 /// window, no read overlaps the copy of the last, and slots that are soon reused are still in the

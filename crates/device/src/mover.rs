@@ -255,7 +255,7 @@ impl InFlightMove {
     fn mark(&mut self, core: &Core) -> Result<()> {
         if !self.is_marked {
             // SAFETY: the stream lives as long as the core.
-            unsafe { self.event.record(core.raw(self.queued.table.stream())) }?;
+            unsafe { self.event.record(core.raw_stream(self.queued.table.stream())) }?;
             self.is_marked = true;
             self.queued.ticket.set(Stage::Queued(Arc::clone(&self.event)));
         }

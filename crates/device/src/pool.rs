@@ -59,7 +59,7 @@ impl Pool {
         let bytes = as_bytes(self.layout.spans());
         let source = arena.pinned_copy(bytes)?;
         let event = self.core.event()?;
-        let stream = self.core.raw(self.core.next_stream(Direction::Scatter));
+        let stream = self.core.raw_stream(self.core.next_stream(Direction::Scatter));
         // SAFETY: the table was allocated with this length, and no other work accesses it. Table
         // and source are kept until the copy is complete; after an error neither is ever freed.
         let queued = unsafe { arena.upload(&source, bytes.len(), self.spans, stream) };

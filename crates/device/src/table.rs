@@ -173,7 +173,7 @@ impl Table {
     ) -> Result<(Event, Result<()>)> {
         self.core.check()?;
         let event = self.core.event()?;
-        let stream = self.core.raw(self.stream);
+        let stream = self.core.raw_stream(self.stream);
         if let Some(after) = after {
             // SAFETY: the stream lives as long as the core.
             unsafe { after.delay(stream) }?;
@@ -190,7 +190,7 @@ impl Table {
     /// # Safety
     /// The conditions of [`Table::queue`] hold.
     unsafe fn queue_kernel(&self, kernel: &KernelTable, part: &Part) -> Result<()> {
-        let stream = self.core.raw(self.stream);
+        let stream = self.core.raw_stream(self.stream);
         let table = kernel.address();
         if !kernel.is_queued.swap(true, Ordering::Relaxed) {
             let bytes = size_of_val(&*self.entries);
@@ -225,7 +225,7 @@ impl Table {
                 }
             }
         }
-        let stream = self.core.raw(self.stream);
+        let stream = self.core.raw_stream(self.stream);
         // SAFETY: promised by the caller.
         self.core.note(unsafe { self.core.driver().copy(stream, &copies) })
     }

@@ -8,15 +8,15 @@ use std::time::Duration;
 const SCATTER_GRID: u32 = 4;
 /// Number of blocks of a launch from the device. On an H200, two blocks move as many bytes as four,
 /// because writes to host memory wait for no answer. Four made matrix products beside them take up
-/// to 1.8 times as long, and two at most 1.07 times.
+/// to 1.8 times as long, and two 1.05 times (docs/benchmarks/gpu.md).
 const GATHER_GRID: u32 = 2;
 /// Minimum length of a piece in bytes for which the copy engines count as faster than a kernel, if
-/// the pool has no measurement. Shorter pieces are moved by the copy engines only if these
-/// take at most [`SHORT_SHARE`] of its time.
+/// the pool has no measurement. Shorter pieces are moved by the copy engines only if these take at
+/// most [`SHORT_SHARE`] of the kernel's time.
 const COPY_FROM: u64 = 128 << 10;
 /// Maximum time of the copy engines, as a part of a kernel's time, at which they move short pieces.
-/// Copies of pieces of 32 KiB, measured alone on an H200, took 0.9 of a kernel's time, but some
-/// loads by them took twice as long as loads by a kernel.
+/// Less than 1, because loads take the copy engines longer than the measurement: on an H200 some
+/// loads of pieces of 32 KiB took twice as long by them as by a kernel.
 const SHORT_SHARE: f64 = 0.8;
 
 /// How bytes are moved.

@@ -313,6 +313,31 @@ fn move_whose_end_the_driver_refuses_to_mark_stays_in_flight() {
     }
 }
 
+/// Calls fail with an error after which a device may still work. If the move were never reported,
+/// the engine's request would wait for it without end.
+#[test]
+fn move_is_reported_when_every_query_fails_for_seconds() {
+    for repaired in [true, false] {
+        let fake = FakeCuda::new("");
+        let (device, pool, _) = device(&fake, WayChoice::Always(Way::Copies));
+        let slots = device.slots(8192, 2, None, &|| false).unwrap();
+        let table = device.table(&pool, &slots, &[0, 1], Direction::Scatter).unwrap();
+        fake.break_part("NO_EVENTS");
+        // SAFETY: nothing else accesses the memory.
+        let ticket = unsafe { device.submit(&table, 0..8192, None, None) }.unwrap();
+        let early = Instant::now() + Duration::from_secs(1);
+        assert!(!ticket.wait(early).unwrap(), "copies may be in flight");
+        if repaired {
+            fake.break_part("");
+        }
+        let ended = ticket.wait(Instant::now() + Duration::from_secs(30));
+        assert_eq!(
+            ended.map_err(|error| error.kind()),
+            if repaired { Ok(true) } else { Err(ErrorKind::Fatal) }
+        );
+    }
+}
+
 /// After each of these errors CUDA does no more work in the process, so the device must report the
 /// move as failed. Otherwise an engine's step that waits for the move would never end.
 #[test]

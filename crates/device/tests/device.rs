@@ -320,6 +320,27 @@ fn save_waits_for_the_kernels_before_it() {
     assert!(!save_is_complete(false));
 }
 
+#[test]
+fn load_ends_while_an_earlier_load_waits_for_the_engine() {
+    let rig = Rig::new(&small(), KERNEL);
+    let (stream, slots) = (rig.stream(), [rig.slots(1, 0x11), rig.slots(1, 0x22)]);
+    let (release, held) = mpsc::channel::<()>();
+    let compute = move || held.recv_timeout(Duration::from_secs(30)).unwrap();
+    rig.emulated.run(stream, compute).unwrap();
+    // SAFETY: the stream exists.
+    let after = unsafe { rig.device.mark(stream) }.unwrap();
+    let [first, second] = [0, 1].map(|at| rig.table(&slots[at], &[at as u32], Direction::Scatter));
+    // SAFETY: the moves have different blocks, which nothing else accesses.
+    let first = unsafe { rig.device.submit(&first, rig.whole(), Some(after), None) }.unwrap();
+    // SAFETY: as above.
+    let second = unsafe { rig.device.submit(&second, rig.whole(), None, None) }.unwrap();
+    assert!(second.wait(soon()).unwrap());
+    assert!(!first.wait(Instant::now()).unwrap());
+    release.send(()).unwrap();
+    assert!(first.wait(soon()).unwrap());
+    rig.finish(stream);
+}
+
 /// The driver runs a load, and at first refuses to mark the end of the load. If the load were
 /// reported as failed immediately, the engine would compute the block while the load still writes
 /// to it.

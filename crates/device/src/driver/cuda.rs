@@ -1,5 +1,6 @@
 //! The CUDA driver, loaded when a device is opened. Nothing of CUDA is linked.
 
+mod failure;
 mod symbols;
 
 use super::{Copies, Driver, Launch, Priority, RawEvent, RawStream};
@@ -10,6 +11,7 @@ use cudarc::driver::sys::{
     CUmemLocation, CUmemLocationType, CUmemcpyAttributes, CUmemcpyFlags, CUmemcpySrcAccessOrder,
     CUmodule, CUresult, CUstream, CUstream_flags,
 };
+use failure::Failure;
 use libloading::Library;
 use ritornello_format::{Error, Result};
 use std::error::Error as StdError;
@@ -17,34 +19,11 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, Ordering};
 use symbols::{Code, CopyBatch, Symbols};
 
 const SUCCESS: Code = CUresult::CUDA_SUCCESS as Code;
 const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
 const ALREADY_REGISTERED: Code = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as Code;
-
-/// Errors after which the context runs no work any longer: every later call returns the same error,
-/// also the calls of the engine, which uses the same context.
-const FAILURES: [Code; 17] = [
-    CUresult::CUDA_ERROR_DEINITIALIZED as Code,
-    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE as Code,
-    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE as Code,
-    CUresult::CUDA_ERROR_CONTAINED as Code,
-    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as Code,
-    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT as Code,
-    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Code,
-    CUresult::CUDA_ERROR_ASSERT as Code,
-    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR as Code,
-    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION as Code,
-    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS as Code,
-    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE as Code,
-    CUresult::CUDA_ERROR_INVALID_PC as Code,
-    CUresult::CUDA_ERROR_LAUNCH_FAILED as Code,
-    CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK as Code,
-    CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED as Code,
-    CUresult::CUDA_ERROR_EXTERNAL_DEVICE as Code,
-];
 
 /// Oldest supported version of the driver's interface: 1000 * major + 10 * minor. A driver older
 /// than 12.4 cannot load the kernels: all moves then use the copy engines.
@@ -74,8 +53,9 @@ pub struct Cuda {
     name: String,
     version: c_int,
     process: u32,
-    /// Whether a call returned one of [`FAILURES`].
-    has_failed: AtomicBool,
+    failure: Failure,
+    /// An event that is never recorded, so that its query succeeds in a working context.
+    idle: RawEvent,
 }
 
 // SAFETY: handles of the driver may be used from any thread; every call makes the context current
@@ -188,8 +168,10 @@ impl Cuda {
             name,
             version,
             process,
-            has_failed: AtomicBool::new(false),
+            failure: Failure::default(),
+            idle: RawEvent(0),
         };
+        cuda.idle = cuda.create_event()?;
         match cuda.load_kernels() {
             Ok(kernels) => cuda.kernels = Some(kernels),
             Err(error) => tracing::warn!(
@@ -255,21 +237,13 @@ impl Cuda {
         }
         // SAFETY: the context exists until `drop`.
         let pushed = unsafe { (self.symbols.cuCtxPushCurrent_v2)(self.context) };
-        self.symbols.check("cuCtxPushCurrent", self.note(pushed))?;
-        let code = self.note(call(&self.symbols));
+        self.symbols.check("cuCtxPushCurrent", self.failure.note(pushed))?;
+        let code = self.failure.note(call(&self.symbols));
         let mut popped = null_mut();
         // SAFETY: pushed above.
         let restored = unsafe { (self.symbols.cuCtxPopCurrent_v2)(&mut popped) };
         self.symbols.check("cuCtxPopCurrent", restored)?;
         Ok(code)
-    }
-
-    /// Returns `code`. If it is one of [`FAILURES`], first records that the device has failed.
-    fn note(&self, code: Code) -> Code {
-        if FAILURES.contains(&code) {
-            self.has_failed.store(true, Ordering::Relaxed);
-        }
-        code
     }
 
     /// Number of bytes from `address` to the end of the allocation that contains it.
@@ -335,7 +309,11 @@ impl Driver for Cuda {
     }
 
     fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Relaxed)
+        if !self.failure.is_known() {
+            // SAFETY: the event exists until `drop`.
+            self.failure.note_query(unsafe { self.is_complete(self.idle) }.is_ok());
+        }
+        self.failure.is_known()
     }
 
     unsafe fn pin(&self, base: *mut u8, bytes: usize) -> Result<u64> {
@@ -591,6 +569,10 @@ impl Drop for Cuda {
             if let Err(error) = unloaded {
                 tracing::warn!(%error, "the kernels could not be unloaded from the device");
             }
+        }
+        if self.idle != RawEvent(0) {
+            // SAFETY: created by this value, and no longer used.
+            unsafe { self.destroy_event(self.idle) };
         }
         // SAFETY: retained by this value.
         let released = unsafe { (self.symbols.cuDevicePrimaryCtxRelease_v2)(self.device) };
