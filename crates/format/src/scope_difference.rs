@@ -5,11 +5,13 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum characters of a value. A model's configuration may have thousands.
 const VALUE_CHARS_MAX: usize = 64;
+/// Maximum differences that are returned. A scope may have millions of entries in `extra`.
+const DIFFERENCES_MAX: usize = 64;
 
 /// A field in which two scopes differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FieldDifference {
-    /// Name of the field; `extra.NAME` for an entry of [`Scope::extra`].
+    /// Name of the field; `extra.NAME`, cut after 64 characters, for an entry of [`Scope::extra`].
     pub field: String,
     /// Value of the first scope, cut after 64 characters; `none` if it is empty, and `hidden` for a
     /// salt.
@@ -19,7 +21,7 @@ pub struct FieldDifference {
 }
 
 impl Scope {
-    /// The fields in which the identities of this scope and `other` differ.
+    /// The fields in which the identities of this scope and `other` differ, at most 64.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         let (asked, stored) = (self.fields(), other.fields());
@@ -37,7 +39,10 @@ impl Scope {
             let value = |scope: &Self| scope.extra.get(name).cloned().unwrap_or_default();
             let (asked, stored) = (value(self), value(other));
             if asked != stored {
-                differences.push(difference(&format!("extra.{name}"), &asked, &stored));
+                if differences.len() == DIFFERENCES_MAX {
+                    break;
+                }
+                differences.push(difference(&shown(&format!("extra.{name}")), &asked, &stored));
             }
         }
         differences
@@ -142,6 +147,16 @@ mod tests {
         assert_eq!(of(&salted, &resalted), [triple("salt", "hidden", "hidden")]);
         let long = Scope { model: "é".repeat(100), ..base.clone() };
         assert_eq!(of(&base, &long), [triple("model", "a", &format!("{}...", "é".repeat(64)))]);
+    }
+
+    #[test]
+    fn differences_and_their_names_are_bounded() {
+        let base = Scope::opaque("a", 4096, true);
+        let entry = |number: u32| (format!("{number:0100}"), "x".into());
+        let many = Scope { extra: (0..1000).map(entry).collect(), ..base.clone() };
+        let found = base.differences(&many);
+        assert_eq!(found.len(), DIFFERENCES_MAX);
+        assert!(found.iter().all(|difference| difference.field.len() <= VALUE_CHARS_MAX + 3));
     }
 
     #[test]

@@ -207,7 +207,7 @@ fn cut_one(
     if keep >= record.pages {
         return Ok(None);
     }
-    let hashes = change.db.hashes(run, &record, keep);
+    let mut hashes = change.db.hashes(run, &record, keep);
     let mut gone = 0;
     for (page, hash) in (0..=u16::MAX).zip(&hashes).filter(|(_, hash)| **hash != PageHash::NONE) {
         drop_page(change, record.scope, run, page, *hash)?;
@@ -216,6 +216,8 @@ fn cut_one(
     let whole = gone >= record.live;
     let from = if whole { 0 } else { keep };
     let extents = held(&record.place, &hashes, from.into());
+    // The pages before `keep` have no hash here.
+    hashes.drain(..usize::from(keep).min(hashes.len()));
     let (scope, pages) = (record.scope, gone.into());
     let removed = Removed { run, scope, pages, hashes, whole, extents };
     change.counts.pages -= u64::from(gone);
