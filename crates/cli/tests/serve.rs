@@ -71,7 +71,7 @@ fn invalid_serve_arguments_are_refused() {
 }
 
 #[test]
-fn serve_waits_while_its_path_is_missing() {
+fn serve_waits_while_its_path_is_missing_briefly() {
     let root = scratch();
     let [dir, next, away] = ["kv", "next", "away"].map(|name| root.path().join(name));
     let mut first = Served::start(&dir, &["--capacity", "1GiB"]);

@@ -190,9 +190,8 @@ impl CurrentMembership {
     /// # Errors
     /// [`OwnerSilent`] if a process holds the lock and does not listen; the first call fails after
     /// the full timeout, later calls fail immediately. [`StoreReopening`] if the owner reopens the
-    /// store, if the store's path leads elsewhere, or if this process takes the lock and cannot open
-    /// the store. `Fatal` if another store has taken this store's place; any other error of
-    /// [`Membership::join`].
+    /// store, or if this process takes the lock and cannot open the store. `Fatal` if another store
+    /// has taken this store's place; any other error of [`Membership::join`].
     pub(crate) fn fail_over(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let directory = &self.opening.directory;
         let silent =

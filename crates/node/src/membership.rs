@@ -7,7 +7,7 @@ use crate::owner::Owner;
 use crate::owner_lost::is_owner_lost;
 use crate::protocol::OwnerEpoch;
 use crate::reopening::Reopening;
-use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_format::{ErrorKind, Result};
 use ritornello_store::{CatalogStats, OwnerSilent, StoreCore, StoreReopening};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,9 +56,8 @@ impl Membership {
     /// Takes the lock and opens the store as its owner, or connects to the owner. If both fail
     /// because an owner starts or ends, retries until `until`. If they fail because the owner
     /// reopens the store, retries for at most `reopening`. `known` says that this process has used
-    /// the store before, so some owner was able to open it: if this process does not take the lock
-    /// because the path leads elsewhere, or takes it and fails to open the store with `Fatal` or
-    /// `Retry`, the error is [`StoreReopening`].
+    /// the store before, so some owner was able to open it: if this process takes the lock and
+    /// fails to open the store with `Fatal` or `Retry`, the error is [`StoreReopening`].
     ///
     /// # Errors
     /// If the lock was free, any error of [`ritornello_store::StoreCore::open`], and `Retry` if the
@@ -75,22 +74,23 @@ impl Membership {
         let directory = &opening.directory;
         let mut pause = PAUSES.0;
         let reopened = until.min(Instant::now() + reopening);
-        // The disk probably failed before the previous owner died, or the directory was moved since,
-        // so calls get the same answers as during a reopening.
-        let refused = |error: Error| match error.kind() {
-            ErrorKind::Fatal | ErrorKind::Retry if known => {
-                tracing::debug!(%error, "the store cannot be taken over yet");
-                StoreReopening::error(&error.to_string())
-            }
-            _ => error,
-        };
         loop {
-            if directory.try_own().map_err(refused)? {
+            if directory.try_own()? {
                 let owner = Owner::open(opening);
                 if owner.is_err() {
                     directory.lock.release();
                 }
-                return owner.map(|owner| Self::Owner(Arc::new(owner))).map_err(refused);
+                return owner.map(|owner| Self::Owner(Arc::new(owner))).map_err(
+                    |error| match error.kind() {
+                        // The disk probably failed before the previous owner died, so calls get the
+                        // same answers as during a reopening.
+                        ErrorKind::Fatal | ErrorKind::Retry if known => {
+                            tracing::debug!(%error, "the store cannot be taken over yet");
+                            StoreReopening::error(&error.to_string())
+                        }
+                        _ => error,
+                    },
+                );
             }
             let error = match Client::connect(directory, until) {
                 Ok(client) => return Ok(Self::Client(client)),

@@ -10,13 +10,16 @@ use ritornello_terminal::{Context, open};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Interval at which a client checks whether the owner has ended.
 const OWNER_CHECK: Duration = Duration::from_millis(100);
 /// Interval at which the owner checks whether a failed write or sync poisoned the store, and
 /// whether the store's path leads to another place.
 const HEALTH_CHECK: Duration = Duration::from_secs(1);
+/// Time in which this process notices what its store's path leads to, after a takeover failed
+/// because the path leads elsewhere. A path that leads to no store for longer ends the command.
+const PATH_CHECK: Duration = Duration::from_secs(10);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 /// Maximum number of stores that the path no longer leads to and that are still being closed. A
@@ -93,11 +96,13 @@ struct Served {
     node: Arc<Node>,
     /// The role that was printed last, and whether the store had failed then.
     announced: Option<(Role, bool)>,
+    /// Since when takeovers fail because the path leads elsewhere.
+    elsewhere_since: Option<Instant>,
 }
 
 impl Served {
     fn new(node: Arc<Node>) -> Self {
-        Self { node, announced: None }
+        Self { node, announced: None, elsewhere_since: None }
     }
 
     /// Takes over if the owner has ended, and prints the role of this process, and whether its
@@ -113,8 +118,16 @@ impl Served {
             // The owner does not respond, so this process continues to wait. The log names the
             // owner.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
+            Err(error) if error.kind() == ErrorKind::Fatal => {
+                let since = self.elsewhere_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= PATH_CHECK {
+                    return Err(error.into());
+                }
+                return Ok(Some(OWNER_CHECK));
+            }
             Err(error) => return Err(error.into()),
         };
+        self.elsewhere_since = None;
         // A failed store does not end the command, because the owner reopens the store
         // automatically.
         let failed = role == Role::Owner && node.problem().is_some();
