@@ -16,7 +16,7 @@ fn write_keys(path: &Path, keys: &[[u8; 16]]) {
 }
 
 #[test]
-fn each_stretch_of_keys_is_explained_in_one_line() {
+fn each_span_of_keys_is_explained_in_one_line() {
     let dir = scratch();
     let (store, prompt) = (dir.path().join("kv"), dir.path().join("prompt"));
     let node = open_filled(&store);
@@ -47,8 +47,7 @@ fn each_stretch_of_keys_is_explained_in_one_line() {
     assert!(out.status.success());
     let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!((&json["scope"], &json["is_registered"]), (&id.as_str().into(), &true.into()));
-    let words: Vec<_> =
-        json["stretches"].as_array().unwrap().iter().map(|s| &s["answer"]).collect();
+    let words: Vec<_> = json["spans"].as_array().unwrap().iter().map(|s| &s["answer"]).collect();
     assert_eq!(words, ["hit", "removed", "unknown"]);
     node.close().unwrap();
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use ritornello_format::{FieldDifference, ScopeId, parse_key};
 use ritornello_node::Observed;
-use ritornello_store::{Answer, Explanation, OtherScope, Stretch};
+use ritornello_store::{Answer, Explanation, KeySpan, OtherScope};
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
 use ritornello_terminal::open;
@@ -129,14 +129,14 @@ fn unowned(dir: &Path) -> Failure {
 }
 
 fn describe(id: ScopeId, explanation: &Explanation) -> String {
-    let keys: u32 = explanation.stretches.iter().map(|stretch| stretch.pages).sum();
-    let hits = explanation.stretches.iter().filter(|stretch| stretch.answer == Answer::Hit);
-    let hits: u32 = hits.map(|stretch| stretch.pages).sum();
+    let keys: u32 = explanation.spans.iter().map(|span| span.pages).sum();
+    let hits = explanation.spans.iter().filter(|span| span.answer == Answer::Hit);
+    let hits: u32 = hits.map(|span| span.pages).sum();
     let mut lines = vec![format!("scope {id}: {hits} of {keys} pages are hits")];
     if !explanation.is_registered {
         lines.push("the scope is not registered: no put has used it, or it was dropped".to_owned());
     }
-    lines.extend(explanation.stretches.iter().map(|stretch| line(stretch, explanation)));
+    lines.extend(explanation.spans.iter().map(|span| line(span, explanation)));
     if hits < keys {
         let ago = age(explanation.remembered_seconds);
         lines.push(format!("the owner opened the store {ago}, and remembers nothing earlier"));
@@ -144,16 +144,16 @@ fn describe(id: ScopeId, explanation: &Explanation) -> String {
     lines.join("\n")
 }
 
-/// One line about a stretch: its keys, the answer, and the next step.
-fn line(stretch: &Stretch, explanation: &Explanation) -> String {
-    let Stretch { at, pages, .. } = *stretch;
+/// One line about a span: its keys, the answer, and the next step.
+fn line(span: &KeySpan, explanation: &Explanation) -> String {
+    let KeySpan { at, pages, .. } = *span;
     let keys = match pages {
         1 => format!("key {at}"),
         _ => format!("keys {at} to {}", at + pages - 1),
     };
-    let ago = stretch.seconds_ago.map(|seconds| format!(" {}", age(seconds))).unwrap_or_default();
-    let detail = stretch.detail.as_str();
-    let said = match stretch.answer {
+    let ago = span.seconds_ago.map(|seconds| format!(" {}", age(seconds))).unwrap_or_default();
+    let detail = span.detail.as_str();
+    let said = match span.answer {
         Answer::Hit => "hit".to_owned(),
         Answer::BehindMissing => {
             "stored, but behind a missing page: a get delivers them when that page is put again"
@@ -258,16 +258,16 @@ fn age(seconds: u64) -> String {
 mod tests {
     use super::*;
 
-    fn stretch(answer: Answer, detail: &str) -> Stretch {
-        Stretch { at: 4, pages: 1, answer, detail: detail.to_owned(), seconds_ago: Some(40) }
+    fn span(answer: Answer, detail: &str) -> KeySpan {
+        KeySpan { at: 4, pages: 1, answer, detail: detail.to_owned(), seconds_ago: Some(40) }
     }
 
     #[test]
     fn every_line_names_keys_and_age() {
         let explanation = Explanation::default();
-        let evicted = line(&stretch(Answer::Evicted, "space"), &explanation);
+        let evicted = line(&span(Answer::Evicted, "space"), &explanation);
         assert!(evicted.starts_with("key 4: evicted 40 s ago, because a put"), "{evicted}");
-        let several = Stretch { pages: 3, seconds_ago: None, ..stretch(Answer::Hit, "") };
+        let several = KeySpan { pages: 3, seconds_ago: None, ..span(Answer::Hit, "") };
         assert_eq!(line(&several, &explanation), "keys 4 to 6: hit");
         assert_eq!(
             [age(119), age(120), age(7_200), age(172_800)].join(", "),

@@ -10,7 +10,7 @@ pub const EXPLAINED_KEYS_MAX: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     /// The keys by answer, in their order. Together they cover all keys.
-    pub stretches: Vec<Stretch>,
+    pub spans: Vec<KeySpan>,
     /// The scopes that answers of [`Answer::OtherScope`] name.
     pub other_scopes: Vec<OtherScope>,
     /// Whether the scope is registered. A scope is registered by its first put, and until it is
@@ -23,7 +23,7 @@ pub struct Explanation {
 
 /// Consecutive keys with the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stretch {
+pub struct KeySpan {
     /// Position of the first key.
     pub at: u32,
     /// Number of keys.
@@ -32,7 +32,7 @@ pub struct Stretch {
     pub answer: Answer,
     /// The cause in one word, or what [`Answer`] says; empty if there is none.
     pub detail: String,
-    /// Seconds since the first page of the stretch was evicted, removed or refused. `None` for other
+    /// Seconds since the first page of the span was evicted, removed or refused. `None` for other
     /// answers.
     pub seconds_ago: Option<u64>,
 }

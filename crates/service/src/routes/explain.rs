@@ -7,7 +7,7 @@ use crate::problem::Problem;
 use axum::extract::State;
 use axum::response::Json;
 use ritornello_format::{FieldDifference, ScopeId};
-use ritornello_store::{Explanation, OtherScope, Stretch};
+use ritornello_store::{Explanation, KeySpan, OtherScope};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -30,7 +30,7 @@ pub(super) struct ExplainRequest {
 #[derive(Serialize, ToSchema)]
 pub(super) struct ExplainAnswer {
     /// The keys by answer, in their order; together they cover all keys.
-    stretches: Vec<StretchEntry>,
+    spans: Vec<KeySpanEntry>,
     /// The scopes that answers of `other_scope` name, at most four.
     other_scopes: Vec<OtherScopeEntry>,
     /// Whether the scope is registered.
@@ -42,7 +42,7 @@ pub(super) struct ExplainAnswer {
 
 /// Consecutive keys with the same answer.
 #[derive(Serialize, ToSchema)]
-struct StretchEntry {
+struct KeySpanEntry {
     /// Position of the first key.
     at: u32,
     /// Number of keys.
@@ -82,7 +82,7 @@ struct DifferenceEntry {
 impl From<Explanation> for ExplainAnswer {
     fn from(explanation: Explanation) -> Self {
         Self {
-            stretches: explanation.stretches.into_iter().map(StretchEntry::from).collect(),
+            spans: explanation.spans.into_iter().map(KeySpanEntry::from).collect(),
             other_scopes: explanation.other_scopes.into_iter().map(OtherScopeEntry::from).collect(),
             is_registered: explanation.is_registered,
             remembered_seconds: explanation.remembered_seconds,
@@ -90,8 +90,8 @@ impl From<Explanation> for ExplainAnswer {
     }
 }
 
-impl From<Stretch> for StretchEntry {
-    fn from(Stretch { at, pages, answer, detail, seconds_ago }: Stretch) -> Self {
+impl From<KeySpan> for KeySpanEntry {
+    fn from(KeySpan { at, pages, answer, detail, seconds_ago }: KeySpan) -> Self {
         Self { at, pages, answer: answer.word(), detail, seconds_ago }
     }
 }

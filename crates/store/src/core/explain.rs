@@ -2,7 +2,7 @@
 
 use super::StoreCore;
 use crate::catalog::ScopeRef;
-use crate::explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, OtherScope, Stretch};
+use crate::explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 use ritornello_format::{Error, PageHash, Result, Scope, ScopeId, ScopeSlot, check_keys};
 use ritornello_index::RunId;
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ const OTHER_SCOPES_MAX: usize = 4;
 /// Maximum pages of a reservation examined under one hold of the core state's lock.
 const STEP_PAGES: usize = 1024;
 
-/// Why one page is a hit or a miss: see [`Stretch`].
+/// Why one page is a hit or a miss: see [`KeySpan`].
 #[derive(Clone, Debug)]
 struct Reason {
     answer: Answer,
@@ -57,7 +57,7 @@ impl StoreCore {
         let mut reasons = self.explain_stored(reference, &hashes);
         self.explain_missing(reference, &hashes, &mut reasons);
         let mut other_scopes = Vec::new();
-        if let Some(seconds) = self.departures.seconds_since_drop(id) {
+        if let Some(seconds) = self.miss_causes.seconds_since_drop(id) {
             for reason in reasons.iter_mut().filter(|reason| reason.answer == Answer::Unknown) {
                 let (answer, detail) = (Answer::Removed, Cow::Borrowed("scope_dropped"));
                 *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
@@ -67,10 +67,10 @@ impl StoreCore {
             other_scopes = self.find_in_other_scopes(id, described, keys, &mut reasons);
         }
         Ok(Explanation {
-            stretches: stretches(reasons),
+            spans: spans(reasons),
             other_scopes,
             is_registered: registered.is_some(),
-            remembered_seconds: self.departures.remembered_seconds(),
+            remembered_seconds: self.miss_causes.remembered_seconds(),
         })
     }
 
@@ -107,7 +107,7 @@ impl StoreCore {
         Reason { detail: Cow::Owned(why), ..Answer::AbsentVolume.into() }
     }
 
-    /// Explains the pages that the index lacks, if they are reserved or their departure is
+    /// Explains the pages that the index lacks, if they are reserved or their cause is
     /// remembered.
     fn explain_missing(
         &self,
@@ -126,9 +126,9 @@ impl StoreCore {
             if reserved.contains(hash) {
                 *reason = Answer::NotYetVisible.into();
             } else if missing.contains(hash)
-                && let Some((departure, seconds)) = self.departures.of(*hash)
+                && let Some((cause, seconds)) = self.miss_causes.of(*hash)
             {
-                let (answer, detail) = departure.answer();
+                let (answer, detail) = cause.answer();
                 let detail = Cow::Borrowed(detail);
                 *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
             }
@@ -208,16 +208,16 @@ impl StoreCore {
 }
 
 /// Joins consecutive pages with the same answer and detail.
-fn stretches(reasons: Vec<Reason>) -> Vec<Stretch> {
-    let mut stretches: Vec<Stretch> = Vec::new();
+fn spans(reasons: Vec<Reason>) -> Vec<KeySpan> {
+    let mut spans: Vec<KeySpan> = Vec::new();
     for (at, Reason { answer, detail, seconds_ago }) in (0..).zip(reasons) {
-        match stretches.last_mut() {
+        match spans.last_mut() {
             Some(last) if last.answer == answer && last.detail == detail => last.pages += 1,
             _ => {
                 let detail = detail.into_owned();
-                stretches.push(Stretch { at, pages: 1, answer, detail, seconds_ago });
+                spans.push(KeySpan { at, pages: 1, answer, detail, seconds_ago });
             }
         }
     }
-    stretches
+    spans
 }

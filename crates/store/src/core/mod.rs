@@ -8,7 +8,6 @@
 mod absence;
 mod commit;
 mod copies;
-mod departures;
 mod disk_call;
 mod durability;
 mod eviction;
@@ -20,6 +19,7 @@ mod listing;
 mod local_catalog;
 mod lookup;
 mod maintenance;
+mod miss_causes;
 mod recovery;
 mod removal;
 mod reservations;
@@ -42,12 +42,12 @@ use crate::stats::Counters;
 use crate::transfer_counts::TransferTotals;
 use absence::hidden::Hidden;
 use copies::Copies;
-use departures::Departures;
 use disk_call::DiskCalls;
 use lifecycle::Lifecycle;
 use limits::admission::PutAdmission;
 use limits::quota::QuotaBuilds;
 use maintenance::Maintenance;
+use miss_causes::MissCauses;
 use parking_lot::Mutex;
 use reservations::ReservationLog;
 use ritornello_format::Manifest;
@@ -85,7 +85,7 @@ pub struct StoreCore {
     counters: Counters,
     /// Puts and gets of all processes.
     transfers: TransferTotals,
-    departures: Departures,
+    miss_causes: MissCauses,
 }
 
 impl StoreCore {

@@ -24,11 +24,11 @@ const WAYS: usize = 4;
 const BUCKETS_MAX: usize = TABLE_BYTES_MAX / size_of::<Bucket>();
 /// Maximum dropped scopes that are remembered.
 const SCOPES_MAX: usize = 1024;
-/// Bits of [`Entry`]'s second word that have the departure; the other bits have the time.
+/// Bits of [`Entry`]'s second word that have the cause; the other bits have the time.
 const CODE_BITS: u32 = 8;
 
-/// The high half of a page's hash; then the seconds from the opening to the departure, and the
-/// number of the departure, which is zero in an unused entry.
+/// The high half of a page's hash; then the seconds from the opening to the cause, and the
+/// number of the cause, which is zero in an unused entry.
 type Entry = [u64; 2];
 
 /// The newest entry first.
@@ -36,7 +36,7 @@ type Bucket = [Entry; WAYS];
 
 /// Why a page is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::core) enum Departure {
+pub(in crate::core) enum MissCause {
     Evicted(EvictionCause),
     Deleted,
     /// The page was in an absent directory that was forgotten.
@@ -48,8 +48,8 @@ pub(in crate::core) enum Departure {
     Abandoned,
 }
 
-impl Departure {
-    /// All departures. An entry has the position, plus one.
+impl MissCause {
+    /// All causes. An entry has the position, plus one.
     const ALL: [Self; 17] = [
         Self::Evicted(EvictionCause::Space),
         Self::Evicted(EvictionCause::Quota),
@@ -71,7 +71,7 @@ impl Departure {
     ];
 
     fn code(self) -> u64 {
-        Self::ALL.iter().position(|departure| *departure == self).map_or(0, |at| at as u64 + 1)
+        Self::ALL.iter().position(|cause| *cause == self).map_or(0, |at| at as u64 + 1)
     }
 
     /// The answer, and its detail.
@@ -88,18 +88,18 @@ impl Departure {
     }
 }
 
-/// The departures since the store was opened. Its locks are the last in the lock order, and are
+/// The miss causes since the store was opened. Its locks are the last in the lock order, and are
 /// held only while a bucket or the list of scopes is read or changed.
 #[derive(Debug)]
-pub(in crate::core) struct Departures {
+pub(in crate::core) struct MissCauses {
     opened: Instant,
     table: Mutex<Vec<Bucket>>,
     /// The dropped scopes, each with the seconds from the opening to the drop; the newest last.
     scopes: Mutex<VecDeque<(ScopeId, u64)>>,
 }
 
-impl Departures {
-    /// The departures of a store that is opened with a capacity of `capacity` bytes.
+impl MissCauses {
+    /// The miss causes of a store that is opened with a capacity of `capacity` bytes.
     pub(in crate::core) fn new(capacity: u64) -> Self {
         let buckets = capacity / ENTRY_PAGE_BYTES / WAYS as u64;
         let buckets = usize::try_from(buckets).unwrap_or(usize::MAX).clamp(1, BUCKETS_MAX);
@@ -117,23 +117,18 @@ impl Departures {
     pub(in crate::core) fn note(
         &self,
         pages: impl IntoIterator<Item = PageHash>,
-        departure: Departure,
+        cause: MissCause,
     ) {
-        self.note_at(pages, departure, self.remembered_seconds());
+        self.note_at(pages, cause, self.remembered_seconds());
     }
 
     /// Records that the index removed pages.
-    pub(in crate::core) fn note_removed(&self, removed: &[Removed], departure: Departure) {
-        self.note(removed.iter().flat_map(|gone| &gone.hashes).copied(), departure);
+    pub(in crate::core) fn note_removed(&self, removed: &[Removed], cause: MissCause) {
+        self.note(removed.iter().flat_map(|gone| &gone.hashes).copied(), cause);
     }
 
-    fn note_at(
-        &self,
-        pages: impl IntoIterator<Item = PageHash>,
-        departure: Departure,
-        seconds: u64,
-    ) {
-        let value = seconds << CODE_BITS | departure.code();
+    fn note_at(&self, pages: impl IntoIterator<Item = PageHash>, cause: MissCause, seconds: u64) {
+        let value = seconds << CODE_BITS | cause.code();
         for page in pages.into_iter().filter(|page| *page != PageHash::NONE) {
             // Locked for each page: a lock that no thread waits for costs less than the memory
             // access, and `explain` holds up no eviction for longer than one bucket.
@@ -146,15 +141,15 @@ impl Departures {
         }
     }
 
-    /// The last departure of a page, and the seconds since then; `None` if none is remembered.
-    pub(in crate::core) fn of(&self, page: PageHash) -> Option<(Departure, u64)> {
+    /// The last cause of a page, and the seconds since then; `None` if none is remembered.
+    pub(in crate::core) fn of(&self, page: PageHash) -> Option<(MissCause, u64)> {
         let table = self.table.lock();
         let bucket = table[bucket_of(page, table.len())];
         drop(table);
         let [_, value] = bucket.into_iter().find(|entry| is_of(entry, page))?;
         let at = (value & ((1 << CODE_BITS) - 1)).checked_sub(1)?;
-        let departure = *Departure::ALL.get(at as usize)?;
-        Some((departure, self.remembered_seconds().saturating_sub(value >> CODE_BITS)))
+        let cause = *MissCause::ALL.get(at as usize)?;
+        Some((cause, self.remembered_seconds().saturating_sub(value >> CODE_BITS)))
     }
 
     /// Records that a scope was dropped with its pages.
@@ -193,78 +188,78 @@ mod tests {
         PageHash(((u128::from(number) << 64) | u128::from(bucket)).to_le_bytes())
     }
 
-    const EVICTED: Departure = Departure::Evicted(EvictionCause::Quota);
+    const EVICTED: MissCause = MissCause::Evicted(EvictionCause::Quota);
 
     #[test]
-    fn every_departure_is_remembered() {
-        let departures = Departures::new(u64::MAX);
-        for (at, departure) in (1..).zip(Departure::ALL) {
-            departures.note([page(at, 7), page(at, 8)], departure);
+    fn every_cause_is_remembered() {
+        let causes = MissCauses::new(u64::MAX);
+        for (at, cause) in (1..).zip(MissCause::ALL) {
+            causes.note([page(at, 7), page(at, 8)], cause);
         }
-        for (at, departure) in (1..).zip(Departure::ALL) {
-            assert_eq!(departures.of(page(at, 7)), Some((departure, 0)));
-            assert_eq!(departures.of(page(at, 8)), Some((departure, 0)));
-            assert_eq!(departures.of(page(at, 9)), None);
+        for (at, cause) in (1..).zip(MissCause::ALL) {
+            assert_eq!(causes.of(page(at, 7)), Some((cause, 0)));
+            assert_eq!(causes.of(page(at, 8)), Some((cause, 0)));
+            assert_eq!(causes.of(page(at, 9)), None);
         }
-        let words: Vec<_> = Departure::ALL.iter().map(|departure| departure.answer()).collect();
+        let words: Vec<_> = MissCause::ALL.iter().map(|cause| cause.answer()).collect();
         assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
     }
 
     #[test]
     fn full_bucket_forgets_its_oldest_page() {
-        let departures = Departures::new(u64::MAX);
+        let causes = MissCauses::new(u64::MAX);
         for number in 0..WAYS as u64 {
-            departures.note([page(3, number)], EVICTED);
+            causes.note([page(3, number)], EVICTED);
         }
         // A page that departs again is as new as a new page, and takes no second entry.
-        departures.note([page(3, 0)], Departure::Deleted);
-        departures.note([page(3, 99)], EVICTED);
-        assert_eq!(departures.of(page(3, 1)), None);
-        assert_eq!(departures.of(page(3, 0)), Some((Departure::Deleted, 0)));
+        causes.note([page(3, 0)], MissCause::Deleted);
+        causes.note([page(3, 99)], EVICTED);
+        assert_eq!(causes.of(page(3, 1)), None);
+        assert_eq!(causes.of(page(3, 0)), Some((MissCause::Deleted, 0)));
         for kept in [2, 3, 99] {
-            assert_eq!(departures.of(page(3, kept)), Some((EVICTED, 0)), "{kept}");
+            assert_eq!(causes.of(page(3, kept)), Some((EVICTED, 0)), "{kept}");
         }
     }
 
     #[test]
     fn hole_and_unused_entry_are_no_page() {
-        let departures = Departures::new(u64::MAX);
-        departures.note([PageHash::NONE], EVICTED);
-        assert_eq!((departures.of(PageHash::NONE), departures.of(page(0, 0))), (None, None));
-        departures.note([page(5, 0)], EVICTED);
-        assert_eq!(departures.of(page(5, 0)), Some((EVICTED, 0)), "the high half may be zero");
+        let causes = MissCauses::new(u64::MAX);
+        causes.note([PageHash::NONE], EVICTED);
+        assert_eq!((causes.of(PageHash::NONE), causes.of(page(0, 0))), (None, None));
+        causes.note([page(5, 0)], EVICTED);
+        assert_eq!(causes.of(page(5, 0)), Some((EVICTED, 0)), "the high half may be zero");
     }
 
     #[test]
-    fn age_counts_from_the_last_departure() {
-        let mut departures = Departures::new(u64::MAX);
-        departures.note_at([page(1, 1)], EVICTED, 10);
-        departures.note_at([page(1, 1)], Departure::Deleted, 30);
+    fn age_counts_from_the_last_cause() {
+        let mut causes = MissCauses::new(u64::MAX);
+        causes.note_at([page(1, 1)], EVICTED, 10);
+        causes.note_at([page(1, 1)], MissCause::Deleted, 30);
         let Some(opened) = Instant::now().checked_sub(std::time::Duration::from_secs(100)) else {
             return;
         };
-        departures.opened = opened;
-        assert_eq!(departures.of(page(1, 1)), Some((Departure::Deleted, 70)));
-        assert_eq!(departures.remembered_seconds(), 100);
+        causes.opened = opened;
+        assert_eq!(causes.of(page(1, 1)), Some((MissCause::Deleted, 70)));
+        assert_eq!(causes.remembered_seconds(), 100);
     }
 
     #[test]
     fn oldest_dropped_scope_is_forgotten() {
-        let departures = Departures::new(u64::MAX);
+        let causes = MissCauses::new(u64::MAX);
         let id = |number: usize| ScopeId((number as u128).to_le_bytes());
-        (0..SCOPES_MAX).for_each(|number| departures.note_dropped(id(number)));
-        departures.note_dropped(id(0));
-        departures.note_dropped(id(SCOPES_MAX));
-        let is_known = |number: usize| departures.seconds_since_drop(id(number)).is_some();
+        (0..SCOPES_MAX).for_each(|number| causes.note_dropped(id(number)));
+        causes.note_dropped(id(0));
+        causes.note_dropped(id(SCOPES_MAX));
+        let is_known = |number: usize| causes.seconds_since_drop(id(number)).is_some();
         assert!(is_known(0) && !is_known(1) && is_known(2) && is_known(SCOPES_MAX));
     }
 
-    /// `cargo test -p ritornello-store departures -- --ignored --nocapture`
+    /// `cargo test -p ritornello-store miss causes -- --ignored --nocapture`
     #[test]
     #[ignore = "long: a measurement, which prints its figure"]
     fn measures_a_note() {
         const RUNS: u128 = 4000;
-        let departures = Departures::new(u64::MAX);
+        let causes = MissCauses::new(u64::MAX);
         let run = |number: u128| -> Vec<PageHash> {
             let pages = (0..256).map(|at| number * 256 + at + 1);
             pages
@@ -277,16 +272,16 @@ mod tests {
         };
         let runs: Vec<_> = (0..RUNS).map(run).collect();
         let started = Instant::now();
-        runs.iter().for_each(|run| departures.note(run.iter().copied(), EVICTED));
+        runs.iter().for_each(|run| causes.note(run.iter().copied(), EVICTED));
         println!("{:?} per page", started.elapsed() / (RUNS as u32 * 256));
     }
 
     #[test]
     fn table_grows_with_the_store_up_to_its_maximum() {
-        let bytes = |capacity| Departures::new(capacity).table.lock().len() * size_of::<Bucket>();
+        let bytes = |capacity| MissCauses::new(capacity).table.lock().len() * size_of::<Bucket>();
         assert_eq!((bytes(0), bytes(24 << 20)), (64, 24 << 10));
         assert_eq!((bytes(8 << 30), bytes(u64::MAX)), (TABLE_BYTES_MAX, TABLE_BYTES_MAX));
-        let small = Departures::new(0);
+        let small = MissCauses::new(0);
         small.note([page(7, 1)], EVICTED);
         assert_eq!(small.of(page(7, 1)), Some((EVICTED, 0)));
     }
