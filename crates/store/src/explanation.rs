@@ -13,11 +13,11 @@ pub struct Explanation {
     pub spans: Vec<KeySpan>,
     /// The scopes that answers of [`Answer::OtherScope`] name.
     pub other_scopes: Vec<OtherScope>,
-    /// Whether the scope is registered. A scope is registered by its first put, and until it is
-    /// dropped.
+    /// Whether the scope is registered: from its first put or its first settings until it is
+    /// dropped, which a full registry also does to scopes without pages and settings.
     pub is_registered: bool,
-    /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage or
-    /// refusal of an earlier time.
+    /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage,
+    /// refusal or abandoned put of an earlier time.
     pub remembered_seconds: u64,
 }
 
@@ -32,8 +32,8 @@ pub struct KeySpan {
     pub answer: Answer,
     /// The cause in one word, or what [`Answer`] says; empty if there is none.
     pub detail: String,
-    /// Seconds since the first page of the span was evicted, removed or refused. `None` for other
-    /// answers.
+    /// Seconds since the first page of the span was evicted, removed (also as damaged), refused or
+    /// abandoned; `None` for other answers. Later pages of the span may have other ages.
     pub seconds_ago: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ pub enum Answer {
     /// Not stored in this scope, and the same key is stored in another. The detail is the id of that
     /// scope: [`Explanation::other_scopes`] describes it.
     OtherScope,
-    /// Never offered to this owner, or forgotten.
+    /// No put of the page reached the owner since it opened the store, or the owner forgot it.
     Unknown,
 }
 

@@ -1,6 +1,7 @@
 //! Explains why pages are hits or misses.
 
 use super::StoreCore;
+use super::miss_causes::SCOPE_DROPPED;
 use crate::catalog::ScopeRef;
 use crate::explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 use ritornello_format::{Error, PageHash, Result, Scope, ScopeId, ScopeSlot, check_keys};
@@ -9,7 +10,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Maximum scopes in which other scopes' pages are searched, the last registered first.
+/// Maximum scopes that are searched for the keys, the last registered first.
 const SEARCHED_SCOPES_MAX: usize = 512;
 /// Number of keys, spread over the unexplained keys, that are searched in each of these scopes.
 const SAMPLES: usize = 4;
@@ -19,25 +20,27 @@ const CANDIDATES_MAX: usize = 16;
 const OTHER_SCOPES_MAX: usize = 4;
 /// Maximum pages of a reservation examined under one hold of the core state's lock.
 const STEP_PAGES: usize = 1024;
+const MICROS_PER_SECOND: u64 = 1_000_000;
 
 /// Why one page is a hit or a miss: see [`KeySpan`].
 #[derive(Clone, Debug)]
 struct Reason {
     answer: Answer,
     detail: Cow<'static, str>,
-    seconds_ago: Option<u64>,
+    /// Time of the miss cause or the drop: see [`MissCauses`](super::miss_causes::MissCauses).
+    time: Option<u64>,
 }
 
 impl From<Answer> for Reason {
     fn from(answer: Answer) -> Self {
-        Self { answer, detail: Cow::Borrowed(""), seconds_ago: None }
+        Self { answer, detail: Cow::Borrowed(""), time: None }
     }
 }
 
 impl StoreCore {
     /// Explains `keys` of the scope `id`: see
     /// [`Catalog::explain`](crate::catalog::Catalog::explain). Takes the core state's lock for
-    /// short steps only.
+    /// short steps only. May wait for the lock of the scope registry, and so for the disk.
     pub(super) fn explain(
         &self,
         id: ScopeId,
@@ -57,20 +60,27 @@ impl StoreCore {
         let mut reasons = self.explain_stored(reference, &hashes);
         self.explain_missing(reference, &hashes, &mut reasons);
         let mut other_scopes = Vec::new();
-        if let Some(seconds) = self.miss_causes.seconds_since_drop(id) {
-            for reason in reasons.iter_mut().filter(|reason| reason.answer == Answer::Unknown) {
-                let (answer, detail) = (Answer::Removed, Cow::Borrowed("scope_dropped"));
-                *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
+        if let Some(dropped) = self.miss_causes.dropped_at(id) {
+            // A cause before the drop is not why the page is missing: the page may have been stored
+            // again. No put after the drop ends in the microsecond of the drop, because it first
+            // registers the scope again, durably.
+            let is_older = |reason: &Reason| {
+                reason.answer == Answer::Unknown || reason.time.is_some_and(|time| time <= dropped)
+            };
+            for reason in reasons.iter_mut().filter(|reason| is_older(reason)) {
+                let (answer, detail) = (Answer::Removed, Cow::Borrowed(SCOPE_DROPPED));
+                *reason = Reason { answer, detail, time: Some(dropped) };
             }
         } else {
             let described = registered.as_ref().map(|(_, scope)| scope.as_ref()).or(scope);
             other_scopes = self.find_in_other_scopes(id, described, keys, &mut reasons);
         }
+        let now = self.miss_causes.now();
         Ok(Explanation {
-            spans: spans(reasons),
+            spans: spans(reasons, now),
             other_scopes,
             is_registered: registered.is_some(),
-            remembered_seconds: self.miss_causes.remembered_seconds(),
+            remembered_seconds: now / MICROS_PER_SECOND,
         })
     }
 
@@ -107,7 +117,7 @@ impl StoreCore {
         Reason { detail: Cow::Owned(why), ..Answer::AbsentVolume.into() }
     }
 
-    /// Explains the pages that the index lacks, if they are reserved or their cause is
+    /// Explains the pages that the index lacks, if they are reserved or their miss cause is
     /// remembered.
     fn explain_missing(
         &self,
@@ -126,11 +136,10 @@ impl StoreCore {
             if reserved.contains(hash) {
                 *reason = Answer::NotYetVisible.into();
             } else if missing.contains(hash)
-                && let Some((cause, seconds)) = self.miss_causes.of(*hash)
+                && let Some((cause, time)) = self.miss_causes.of(*hash)
             {
                 let (answer, detail) = cause.answer();
-                let detail = Cow::Borrowed(detail);
-                *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
+                *reason = Reason { answer, detail: Cow::Borrowed(detail), time: Some(time) };
             }
         }
     }
@@ -207,14 +216,16 @@ impl StoreCore {
     }
 }
 
-/// Joins consecutive pages with the same answer and detail.
-fn spans(reasons: Vec<Reason>) -> Vec<KeySpan> {
+/// Joins consecutive pages with the same answer and detail. `now` is the end of their ages, in the
+/// unit of [`Reason::time`].
+fn spans(reasons: Vec<Reason>, now: u64) -> Vec<KeySpan> {
     let mut spans: Vec<KeySpan> = Vec::new();
-    for (at, Reason { answer, detail, seconds_ago }) in (0..).zip(reasons) {
+    for (at, Reason { answer, detail, time }) in (0..).zip(reasons) {
         match spans.last_mut() {
             Some(last) if last.answer == answer && last.detail == detail => last.pages += 1,
             _ => {
                 let detail = detail.into_owned();
+                let seconds_ago = time.map(|time| now.saturating_sub(time) / MICROS_PER_SECOND);
                 spans.push(KeySpan { at, pages: 1, answer, detail, seconds_ago });
             }
         }

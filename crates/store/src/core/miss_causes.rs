@@ -1,8 +1,9 @@
-//! Why pages are not stored: evictions, removals, damage and refusals that this owner remembers.
+//! Why pages are not stored: evictions, removals, damage, refusals and abandoned puts that this owner
+//! remembers.
 //!
 //! The hash of a page selects a bucket of a fixed table, in which a new entry overwrites the
 //! oldest. An entry has 64 bits of the hash, so the probability that an answer is about another
-//! page is 2^-62. The table takes at most [`TABLE_BYTES_MAX`]. Dropped scopes are remembered as
+//! page is at most 2^-62. The table takes at most [`TABLE_BYTES_MAX`]. Dropped scopes are remembered as
 //! scopes, because their pages would displace all other entries.
 
 use super::eviction_cause::EvictionCause;
@@ -24,10 +25,12 @@ const WAYS: usize = 4;
 const BUCKETS_MAX: usize = TABLE_BYTES_MAX / size_of::<Bucket>();
 /// Maximum dropped scopes that are remembered.
 const SCOPES_MAX: usize = 1024;
-/// Bits of [`Entry`]'s second word that have the cause; the other bits have the time.
-const CODE_BITS: u32 = 8;
+/// Bits of [`Entry`]'s second word that have the number of the cause; the other bits have the time.
+const NUMBER_BITS: u32 = 8;
+/// The detail of [`Answer::Removed`] for a page of a dropped scope.
+pub(in crate::core) const SCOPE_DROPPED: &str = "scope_dropped";
 
-/// The high half of a page's hash; then the seconds from the opening to the cause, and the
+/// The high half of a page's hash; then the microseconds from the opening to the record, and the
 /// number of the cause, which is zero in an unused entry.
 type Entry = [u64; 2];
 
@@ -48,34 +51,51 @@ pub(in crate::core) enum MissCause {
     Abandoned,
 }
 
+/// Gives each cause its number in an [`Entry`]. The compiler refuses a list that lacks a cause.
+macro_rules! numbers {
+    ($($number:literal => $cause:ident $(($of:ident::$word:ident))?,)*) => {
+        impl MissCause {
+            const ALL: [Self; [$($number),*].len()] = [$(Self::$cause $(($of::$word))?),*];
+
+            const fn number(self) -> u64 {
+                match self {
+                    $(Self::$cause $(($of::$word))? => $number,)*
+                }
+            }
+
+            const fn numbered(number: u64) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$cause $(($of::$word))?),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+numbers! {
+    1 => Evicted(EvictionCause::Space),
+    2 => Evicted(EvictionCause::Quota),
+    3 => Evicted(EvictionCause::Index),
+    4 => Evicted(EvictionCause::Segment),
+    5 => Deleted,
+    6 => DirectoryForgotten,
+    7 => FailedVerification,
+    8 => SpaceLost,
+    9 => Refused(Refusal::NoSpace),
+    10 => Refused(Refusal::Deadline),
+    11 => Refused(Refusal::Metadata),
+    12 => Refused(Refusal::Quota),
+    13 => Refused(Refusal::Admission),
+    14 => Refused(Refusal::WriteBudget),
+    15 => Refused(Refusal::IndexMemory),
+    16 => Refused(Refusal::Absent),
+    17 => Abandoned,
+}
+
 impl MissCause {
-    /// All causes. An entry has the position, plus one.
-    const ALL: [Self; 17] = [
-        Self::Evicted(EvictionCause::Space),
-        Self::Evicted(EvictionCause::Quota),
-        Self::Evicted(EvictionCause::Index),
-        Self::Evicted(EvictionCause::Segment),
-        Self::Deleted,
-        Self::DirectoryForgotten,
-        Self::FailedVerification,
-        Self::SpaceLost,
-        Self::Refused(Refusal::NoSpace),
-        Self::Refused(Refusal::Deadline),
-        Self::Refused(Refusal::Metadata),
-        Self::Refused(Refusal::Quota),
-        Self::Refused(Refusal::Admission),
-        Self::Refused(Refusal::WriteBudget),
-        Self::Refused(Refusal::IndexMemory),
-        Self::Refused(Refusal::Absent),
-        Self::Abandoned,
-    ];
-
-    fn code(self) -> u64 {
-        Self::ALL.iter().position(|cause| *cause == self).map_or(0, |at| at as u64 + 1)
-    }
-
     /// The answer, and its detail.
-    pub(in crate::core) fn answer(self) -> (Answer, &'static str) {
+    pub(in crate::core) const fn answer(self) -> (Answer, &'static str) {
         match self {
             Self::Evicted(cause) => (Answer::Evicted, cause.word()),
             Self::Deleted => (Answer::Removed, "deleted"),
@@ -88,13 +108,20 @@ impl MissCause {
     }
 }
 
-/// The miss causes since the store was opened. Its locks are the last in the lock order, and are
-/// held only while a bucket or the list of scopes is read or changed.
+/// Returns all answers that an owner remembers, each with its detail.
+pub fn remembered_answers() -> impl Iterator<Item = (Answer, &'static str)> {
+    let dropped = (Answer::Removed, SCOPE_DROPPED);
+    MissCause::ALL.into_iter().map(MissCause::answer).chain([dropped])
+}
+
+/// The miss causes since the store was opened. Times are in microseconds from the opening. The
+/// locks are the last in the lock order, and are held only while a bucket or the list of scopes is
+/// read or changed.
 #[derive(Debug)]
 pub(in crate::core) struct MissCauses {
     opened: Instant,
     table: Mutex<Vec<Bucket>>,
-    /// The dropped scopes, each with the seconds from the opening to the drop; the newest last.
+    /// The dropped scopes, each with the time of the drop; the newest last.
     scopes: Mutex<VecDeque<(ScopeId, u64)>>,
 }
 
@@ -108,9 +135,9 @@ impl MissCauses {
         Self { opened: Instant::now(), table, scopes: Mutex::default() }
     }
 
-    /// Seconds since the store was opened.
-    pub(in crate::core) fn remembered_seconds(&self) -> u64 {
-        self.opened.elapsed().as_secs()
+    /// Microseconds since the store was opened.
+    pub(in crate::core) fn now(&self) -> u64 {
+        self.opened.elapsed().as_micros() as u64
     }
 
     /// Records why `pages` are not stored. Skips [`PageHash::NONE`].
@@ -119,7 +146,7 @@ impl MissCauses {
         pages: impl IntoIterator<Item = PageHash>,
         cause: MissCause,
     ) {
-        self.note_at(pages, cause, self.remembered_seconds());
+        self.note_at(pages, cause, self.now());
     }
 
     /// Records that the index removed pages.
@@ -127,8 +154,8 @@ impl MissCauses {
         self.note(removed.iter().flat_map(|gone| &gone.hashes).copied(), cause);
     }
 
-    fn note_at(&self, pages: impl IntoIterator<Item = PageHash>, cause: MissCause, seconds: u64) {
-        let value = seconds << CODE_BITS | cause.code();
+    fn note_at(&self, pages: impl IntoIterator<Item = PageHash>, cause: MissCause, time: u64) {
+        let value = time << NUMBER_BITS | cause.number();
         for page in pages.into_iter().filter(|page| *page != PageHash::NONE) {
             // Locked for each page: a lock that no thread waits for costs less than the memory
             // access, and `explain` holds up no eviction for longer than one bucket.
@@ -141,33 +168,31 @@ impl MissCauses {
         }
     }
 
-    /// The last cause of a page, and the seconds since then; `None` if none is remembered.
+    /// The last miss cause of a page, and its time; `None` if none is remembered.
     pub(in crate::core) fn of(&self, page: PageHash) -> Option<(MissCause, u64)> {
         let table = self.table.lock();
         let bucket = table[bucket_of(page, table.len())];
         drop(table);
         let [_, value] = bucket.into_iter().find(|entry| is_of(entry, page))?;
-        let at = (value & ((1 << CODE_BITS) - 1)).checked_sub(1)?;
-        let cause = *MissCause::ALL.get(at as usize)?;
-        Some((cause, self.remembered_seconds().saturating_sub(value >> CODE_BITS)))
+        let cause = MissCause::numbered(value & ((1 << NUMBER_BITS) - 1))?;
+        Some((cause, value >> NUMBER_BITS))
     }
 
     /// Records that a scope was dropped with its pages.
     pub(in crate::core) fn note_dropped(&self, id: ScopeId) {
-        let seconds = self.remembered_seconds();
+        let time = self.now();
         let mut scopes = self.scopes.lock();
         scopes.retain(|(dropped, _)| *dropped != id);
         if scopes.len() == SCOPES_MAX {
             scopes.pop_front();
         }
-        scopes.push_back((id, seconds));
+        scopes.push_back((id, time));
     }
 
-    /// Seconds since the scope with this id was last dropped; `None` if no drop is remembered.
-    pub(in crate::core) fn seconds_since_drop(&self, id: ScopeId) -> Option<u64> {
+    /// The time at which the scope with this id was last dropped; `None` if no drop is remembered.
+    pub(in crate::core) fn dropped_at(&self, id: ScopeId) -> Option<u64> {
         let scopes = self.scopes.lock();
-        let (_, seconds) = scopes.iter().find(|(dropped, _)| *dropped == id)?;
-        Some(self.remembered_seconds().saturating_sub(*seconds))
+        scopes.iter().find(|(dropped, _)| *dropped == id).map(|(_, time)| *time)
     }
 }
 
@@ -194,14 +219,14 @@ mod tests {
     fn every_cause_is_remembered() {
         let causes = MissCauses::new(u64::MAX);
         for (at, cause) in (1..).zip(MissCause::ALL) {
-            causes.note([page(at, 7), page(at, 8)], cause);
+            causes.note_at([page(at, 7), page(at, 8)], cause, at);
         }
         for (at, cause) in (1..).zip(MissCause::ALL) {
-            assert_eq!(causes.of(page(at, 7)), Some((cause, 0)));
-            assert_eq!(causes.of(page(at, 8)), Some((cause, 0)));
+            assert_eq!(causes.of(page(at, 7)), Some((cause, at)));
+            assert_eq!(causes.of(page(at, 8)), Some((cause, at)));
             assert_eq!(causes.of(page(at, 9)), None);
         }
-        let words: Vec<_> = MissCause::ALL.iter().map(|cause| cause.answer()).collect();
+        let words: Vec<_> = remembered_answers().collect();
         assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
     }
 
@@ -209,11 +234,11 @@ mod tests {
     fn full_bucket_forgets_its_oldest_page() {
         let causes = MissCauses::new(u64::MAX);
         for number in 0..WAYS as u64 {
-            causes.note([page(3, number)], EVICTED);
+            causes.note_at([page(3, number)], EVICTED, 0);
         }
-        // A page that departs again is as new as a new page, and takes no second entry.
-        causes.note([page(3, 0)], MissCause::Deleted);
-        causes.note([page(3, 99)], EVICTED);
+        // A page that is recorded again is as new as a new page, and takes no second entry.
+        causes.note_at([page(3, 0)], MissCause::Deleted, 0);
+        causes.note_at([page(3, 99)], EVICTED, 0);
         assert_eq!(causes.of(page(3, 1)), None);
         assert_eq!(causes.of(page(3, 0)), Some((MissCause::Deleted, 0)));
         for kept in [2, 3, 99] {
@@ -224,23 +249,25 @@ mod tests {
     #[test]
     fn hole_and_unused_entry_are_no_page() {
         let causes = MissCauses::new(u64::MAX);
-        causes.note([PageHash::NONE], EVICTED);
+        causes.note_at([PageHash::NONE], EVICTED, 0);
         assert_eq!((causes.of(PageHash::NONE), causes.of(page(0, 0))), (None, None));
-        causes.note([page(5, 0)], EVICTED);
+        causes.note_at([page(5, 0)], EVICTED, 0);
         assert_eq!(causes.of(page(5, 0)), Some((EVICTED, 0)), "the high half may be zero");
     }
 
     #[test]
-    fn age_counts_from_the_last_cause() {
+    fn last_cause_has_its_time() {
         let mut causes = MissCauses::new(u64::MAX);
         causes.note_at([page(1, 1)], EVICTED, 10);
         causes.note_at([page(1, 1)], MissCause::Deleted, 30);
+        assert_eq!(causes.of(page(1, 1)), Some((MissCause::Deleted, 30)));
         let Some(opened) = Instant::now().checked_sub(std::time::Duration::from_secs(100)) else {
             return;
         };
         causes.opened = opened;
-        assert_eq!(causes.of(page(1, 1)), Some((MissCause::Deleted, 70)));
-        assert_eq!(causes.remembered_seconds(), 100);
+        causes.note([page(1, 2)], EVICTED);
+        let (_, time) = causes.of(page(1, 2)).unwrap();
+        assert!((100_000_000..=causes.now()).contains(&time), "{time}");
     }
 
     #[test]
@@ -250,30 +277,8 @@ mod tests {
         (0..SCOPES_MAX).for_each(|number| causes.note_dropped(id(number)));
         causes.note_dropped(id(0));
         causes.note_dropped(id(SCOPES_MAX));
-        let is_known = |number: usize| causes.seconds_since_drop(id(number)).is_some();
+        let is_known = |number: usize| causes.dropped_at(id(number)).is_some();
         assert!(is_known(0) && !is_known(1) && is_known(2) && is_known(SCOPES_MAX));
-    }
-
-    /// `cargo test -p ritornello-store miss causes -- --ignored --nocapture`
-    #[test]
-    #[ignore = "long: a measurement, which prints its figure"]
-    fn measures_a_note() {
-        const RUNS: u128 = 4000;
-        let causes = MissCauses::new(u64::MAX);
-        let run = |number: u128| -> Vec<PageHash> {
-            let pages = (0..256).map(|at| number * 256 + at + 1);
-            pages
-                .map(|page| {
-                    PageHash(
-                        page.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835).to_le_bytes(),
-                    )
-                })
-                .collect()
-        };
-        let runs: Vec<_> = (0..RUNS).map(run).collect();
-        let started = Instant::now();
-        runs.iter().for_each(|run| causes.note(run.iter().copied(), EVICTED));
-        println!("{:?} per page", started.elapsed() / (RUNS as u32 * 256));
     }
 
     #[test]
@@ -282,7 +287,7 @@ mod tests {
         assert_eq!((bytes(0), bytes(24 << 20)), (64, 24 << 10));
         assert_eq!((bytes(8 << 30), bytes(u64::MAX)), (TABLE_BYTES_MAX, TABLE_BYTES_MAX));
         let small = MissCauses::new(0);
-        small.note([page(7, 1)], EVICTED);
+        small.note_at([page(7, 1)], EVICTED, 0);
         assert_eq!(small.of(page(7, 1)), Some((EVICTED, 0)));
     }
 }

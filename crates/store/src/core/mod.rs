@@ -35,6 +35,7 @@ mod waiting_children;
 
 pub use local_catalog::LocalCatalog;
 pub use maintenance::verify::{DamagedPage, Verification};
+pub use miss_causes::remembered_answers;
 pub use space::capacity::CapacityChange;
 
 use crate::options::Options;
