@@ -6,7 +6,7 @@ mod common;
 use common::volumes::{SEQUENCES, fill, reopen};
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
-use ritornello_medium::{Host, SimDisk};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::{
     Answer, CapacityChange, Catalog, ClientId, EXPLAINED_KEYS_MAX, Explanation, IndexKind, Options,
@@ -50,7 +50,7 @@ fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, d
 }
 
 #[test]
-fn stored_pages_are_hits_and_offered_to_no_lookup_counter() {
+fn explain_counts_as_no_lookup() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
@@ -172,6 +172,25 @@ fn pages_of_a_dropped_scope_are_removed_with_it() {
 }
 
 #[test]
+fn drop_of_the_scope_replaces_an_earlier_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &keys, None);
+    open.store.delete(&scope, &refs(&keys[2..])).unwrap();
+    put(&open.store, &scope, &keys, None);
+    open.store.drop_scope(&scope).unwrap();
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Removed, "scope_dropped", 6));
+    // A page that was stored after the drop is missing for a later cause.
+    put(&open.store, &scope, &keys[..4], None);
+    open.store.delete(&scope, &refs(&keys[3..])).unwrap();
+    let removed = |detail, pages| only(Answer::Removed, detail, pages);
+    let expected = [only(Answer::Hit, "", 3), removed("deleted", 1), removed("scope_dropped", 2)];
+    assert_eq!(answers(&open, &scope, &keys), expected.concat());
+    open.close();
+}
+
+#[test]
 fn damaged_page_and_pages_after_it_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
@@ -248,6 +267,44 @@ fn page_is_not_yet_visible_until_its_put_ends() {
 }
 
 #[test]
+fn pages_whose_write_failed_are_abandoned() {
+    let schedule = Schedule::new();
+    let disk = Arc::new(Faulty::new(Arc::new(SimDisk::new(64 * MIB)), schedule.clone()));
+    let opts = Options { background_threads: false, ..options(Path::new("/store"), 24) };
+    let open = open_on(disk, &opts).unwrap();
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &keys[..2], None);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/seg-"));
+    assert_eq!(put(&open.store, &scope, &keys, None).reason, "io");
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Abandoned, "", 4)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    assert_missed(&open, &scope, &keys, Answer::Abandoned, "");
+    schedule.heal();
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    open.close();
+}
+
+#[test]
+fn run_is_abandoned_if_another_put_stored_a_page_of_it() {
+    let disk = Arc::new(SimDisk::new(64 * MIB));
+    let open = open_beside(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
+    let (scope, keys) = (unchained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &sequence(2, 1), None);
+    let client = open.core.catalog_for(ClientId(1), "one");
+    let reference = client.resolve(&scope, false).unwrap().unwrap();
+    let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+    let reserved = client.reserve(reference, &refs(&keys), None, &request).unwrap();
+    assert_eq!(reserved.runs.len(), 1);
+    assert_eq!(put(&open.store, &scope, &keys[..2], None).pages, 2);
+    let committed = client.commit(reserved.id, &[Some(0)]).unwrap();
+    assert_eq!((committed.stored, committed.refused), (2, None));
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Abandoned, "", 4)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    open.close();
+}
+
+#[test]
 fn refused_pages_have_the_reason_of_their_put() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
@@ -312,7 +369,7 @@ fn keys_in_another_scope_name_it_and_its_differences() {
     let by_id = open.store.explain_by_id(unregistered.id(), &refs(&keys)).unwrap();
     assert!(by_id.other_scopes.iter().all(|other| other.differs.is_none()), "{by_id:?}");
     assert_eq!(by_id.spans[0].answer, Answer::OtherScope);
-    // The cause of a page precedes other scopes that have its key.
+    // The miss cause of a page precedes other scopes that have its key.
     open.store.delete(&asked, &refs(&keys[..1])).unwrap();
     assert_eq!(answers(&open, &asked, &keys)[0], only(Answer::Removed, "deleted", 1)[0]);
     open.close();
@@ -339,7 +396,8 @@ fn restart_forgets_and_says_since_when_the_owner_remembers() {
 
 #[test]
 fn too_many_and_malformed_keys_are_refused() {
-    let open = open_on(Arc::new(SimDisk::new(64 << 20)), &at_new("/store")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
     let scope = chained(PAGE);
     let most = sequence(1, EXPLAINED_KEYS_MAX);
     assert_eq!(answers(&open, &scope, &most), only(Answer::Unknown, "", most.len() as u32));
@@ -348,10 +406,6 @@ fn too_many_and_malformed_keys_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     }
     open.close();
-}
-
-fn at_new(dir: &str) -> Options {
-    Options { background_threads: false, ..options(Path::new(dir), 24) }
 }
 
 /// `cargo test -p ritornello-store --test explain -- --ignored --nocapture`
