@@ -85,12 +85,21 @@ fn unusable_arguments_are_named() {
     };
     refused("12", &prompt, "not 8 to 32 hexadecimal digits");
     refused("nonsense", &prompt, "not 8 to 32 hexadecimal digits");
-    refused("0123456789", &prompt, "none of the store's largest scopes begins so");
+    refused("0123456789", &prompt, "no id of the store's largest scopes begins with these digits");
     refused(&id, &dir.path().join("none"), "cannot be read");
     std::fs::write(&prompt, "0101010101010101\n0x01\n").unwrap();
     refused(&id, &prompt, "line 2 of the keys");
     std::fs::write(&prompt, "0101\n").unwrap();
     refused(&id, &prompt, "a page key is 8 to 64 bytes");
+    let mut many: Vec<[u8; 16]> = (0..4097_u128).map(u128::to_le_bytes).collect();
+    write_keys(&prompt, &many);
+    refused(&id, &prompt, "more than 4,096 keys");
+    std::fs::write(&prompt, "\n".repeat(2 << 20)).unwrap();
+    refused(&id, &prompt, "or 1 MiB");
+    many.pop();
+    write_keys(&prompt, &many);
+    let answer = ritornello(&["explain", text(&store), "--scope", &id, "--keys", text(&prompt)]);
+    assert_eq!(answer.code, 0, "{}", answer.err);
     assert_eq!(node.store().probe(&scope(), &[&keys()[0]]).unwrap(), 1);
     node.close().unwrap();
 }
