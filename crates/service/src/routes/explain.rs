@@ -4,6 +4,7 @@ use super::body::Body;
 use super::keys::{self, HexKey};
 use crate::answer::Shared;
 use crate::problem::Problem;
+use crate::role::EXPLAIN;
 use axum::extract::State;
 use axum::response::Json;
 use ritornello_format::{FieldDifference, ScopeId};
@@ -33,10 +34,11 @@ pub(super) struct ExplainAnswer {
     spans: Vec<KeySpanEntry>,
     /// The scopes that answers of `other_scope` name, at most four.
     other_scopes: Vec<OtherScopeEntry>,
-    /// Whether the scope is registered.
+    /// Whether the scope is registered: from its first put or its first settings until it is
+    /// dropped.
     is_registered: bool,
-    /// Seconds since the owner opened the store. It knows no eviction, removal, damage or refusal of
-    /// an earlier time.
+    /// Seconds since the owner opened the store. It knows no eviction, removal, damage, refusal or
+    /// abandoned put of an earlier time.
     remembered_seconds: u64,
 }
 
@@ -50,10 +52,11 @@ struct KeySpanEntry {
     /// `hit`, `behind_missing`, `not_yet_visible`, `absent_volume`, `evicted`, `removed`, `damaged`,
     /// `refused`, `abandoned`, `other_scope` or `unknown`.
     answer: &'static str,
-    /// The cause in one word, the directory that is absent, or the id of the other scope; empty if
-    /// there is none.
+    /// The cause in one word, the absent directory or segment and why it is absent, or the id of the
+    /// other scope; empty if there is none.
     detail: String,
-    /// Seconds since the first page was evicted, removed or refused; null for other answers.
+    /// Seconds since the first page of the span was evicted, removed (also as damaged), refused or
+    /// abandoned; null for other answers. Later pages of the span may have other ages.
     seconds_ago: Option<u64>,
 }
 
@@ -109,7 +112,7 @@ impl From<OtherScope> for OtherScopeEntry {
 /// Returns for each page why it is a hit or a miss. Counts as no lookup and no use.
 #[utoipa::path(
     post,
-    path = "/v1/explain",
+    path = EXPLAIN,
     request_body = ExplainRequest,
     responses((status = 200, body = ExplainAnswer)),
 )]
