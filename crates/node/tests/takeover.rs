@@ -376,6 +376,7 @@ fn takeover_in_a_moved_directory_fails() {
     owner.kill();
     let error = flush(&node).unwrap_err().to_string();
     assert!(error.contains("moved or replaced"), "{error}");
+    assert_eq!(put(node.store(), 1, 4).unwrap().reason, "reopening");
     // `serve` waits after this error, until the path leads to a store again.
     assert_eq!(node.ensure_owner().unwrap_err().kind(), ErrorKind::Retry);
     assert!(
