@@ -228,10 +228,11 @@ rust-tests: $(LSM)/env
 test-rust: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast
 
-# Skips `allocation_time_with_a_million_holes`, a measurement that asserts nothing.
+# Skips `allocation_time_with_a_million_holes` and `measures_an_explanation`, measurements that assert
+# nothing.
 test-rust-long: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast --lib --tests -- --ignored \
-		--skip allocation_time_with_a_million_holes
+		--skip allocation_time_with_a_million_holes --skip measures_an_explanation
 
 # The tests of store, node and cli, with `lsm` as the index; a soak among them kills the store's
 # owner. Left out are: tests that would only repeat test-rust, because they use no index or choose

@@ -16,7 +16,7 @@ fn write_keys(path: &Path, keys: &[[u8; 16]]) {
 }
 
 #[test]
-fn each_stretch_of_keys_is_explained_in_one_line() {
+fn each_span_of_keys_is_explained_in_one_line() {
     let dir = scratch();
     let (store, prompt) = (dir.path().join("kv"), dir.path().join("prompt"));
     let node = open_filled(&store);
@@ -47,8 +47,7 @@ fn each_stretch_of_keys_is_explained_in_one_line() {
     assert!(out.status.success());
     let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!((&json["scope"], &json["is_registered"]), (&id.as_str().into(), &true.into()));
-    let words: Vec<_> =
-        json["stretches"].as_array().unwrap().iter().map(|s| &s["answer"]).collect();
+    let words: Vec<_> = json["spans"].as_array().unwrap().iter().map(|s| &s["answer"]).collect();
     assert_eq!(words, ["hit", "removed", "unknown"]);
     node.close().unwrap();
 }
@@ -86,12 +85,21 @@ fn unusable_arguments_are_named() {
     };
     refused("12", &prompt, "not 8 to 32 hexadecimal digits");
     refused("nonsense", &prompt, "not 8 to 32 hexadecimal digits");
-    refused("0123456789", &prompt, "none of the store's largest scopes begins so");
+    refused("0123456789", &prompt, "no id of the store's largest scopes begins with these digits");
     refused(&id, &dir.path().join("none"), "cannot be read");
     std::fs::write(&prompt, "0101010101010101\n0x01\n").unwrap();
     refused(&id, &prompt, "line 2 of the keys");
     std::fs::write(&prompt, "0101\n").unwrap();
     refused(&id, &prompt, "a page key is 8 to 64 bytes");
+    let mut many: Vec<[u8; 16]> = (0..4097_u128).map(u128::to_le_bytes).collect();
+    write_keys(&prompt, &many);
+    refused(&id, &prompt, "more than 4,096 keys");
+    std::fs::write(&prompt, "\n".repeat(2 << 20)).unwrap();
+    refused(&id, &prompt, "or 1 MiB");
+    many.pop();
+    write_keys(&prompt, &many);
+    let answer = ritornello(&["explain", text(&store), "--scope", &id, "--keys", text(&prompt)]);
+    assert_eq!(answer.code, 0, "{}", answer.err);
     assert_eq!(node.store().probe(&scope(), &[&keys()[0]]).unwrap(), 1);
     node.close().unwrap();
 }

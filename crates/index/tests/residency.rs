@@ -54,14 +54,14 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     let tier = || prop::sample::select(Tier::ALL.to_vec());
     let tiers = prop_oneof![tier().prop_map(Tiers::from), Just(Tiers::ALL)];
-    let stretch = || (0..CHAINS, 0..PAGES, 1usize..24);
+    let span = || (0..CHAINS, 0..PAGES, 1usize..24);
     prop_oneof![
-        10 => (0..SCOPES, 0..WORKERS, tier(), stretch(), any::<bool>()).prop_map(
+        10 => (0..SCOPES, 0..WORKERS, tier(), span(), any::<bool>()).prop_map(
             |(scope, worker, tier, (chain, first, count), parent)| {
                 Event::Stored { scope, worker, tier, chain, first, count, parent }
             }
         ),
-        6 => (0..SCOPES, 0..WORKERS, tiers, stretch()).prop_map(
+        6 => (0..SCOPES, 0..WORKERS, tiers, span()).prop_map(
             |(scope, worker, tiers, (chain, first, count))| {
                 Event::Removed { scope, worker, tiers, chain, first, count }
             }
@@ -79,7 +79,7 @@ fn chain(number: u64) -> Vec<PageHash> {
     (0..PAGES as u64).map(|at| conformance::page(family(at), at)).collect()
 }
 
-fn stretch(number: u64, first: usize, count: usize) -> (Option<PageHash>, Vec<PageHash>) {
+fn span(number: u64, first: usize, count: usize) -> (Option<PageHash>, Vec<PageHash>) {
     let chain = chain(number);
     let parent = first.checked_sub(1).map(|before| chain[before]);
     (parent, chain[first..PAGES.min(first + count)].to_vec())
@@ -88,12 +88,12 @@ fn stretch(number: u64, first: usize, count: usize) -> (Option<PageHash>, Vec<Pa
 fn apply(index: &dyn Residency, event: &Event) {
     match *event {
         Event::Stored { scope, worker, tier, chain, first, count, parent } => {
-            let (before, pages) = stretch(chain, first, count);
+            let (before, pages) = span(chain, first, count);
             let before = before.filter(|_| parent);
             index.put(ScopeSlot(scope), Worker(worker), tier, before, &pages).unwrap();
         }
         Event::Removed { scope, worker, tiers, chain, first, count } => {
-            let (_, pages) = stretch(chain, first, count);
+            let (_, pages) = span(chain, first, count);
             index.remove_blocks(ScopeSlot(scope), Worker(worker), tiers, &pages);
         }
         Event::ClearedWorker(worker) => index.clear_worker(Worker(worker)),

@@ -44,7 +44,7 @@ const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time an attempt waits for calls to leave the poisoned core; new calls are blocked during
 /// this time.
 const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
-/// Interval between checks of where the directory's path leads.
+/// Interval between checks of where the directory's path leads, and between reports of counts.
 const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// Shortest interval between log lines about a store that fails or cannot be reopened.
 const LOG_PERIOD: Duration = Duration::from_secs(60);

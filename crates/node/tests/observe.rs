@@ -71,9 +71,9 @@ fn owner_answers_observer_that_is_no_client() {
     assert!(ended_cleanly(&unowned(dir.path())));
 }
 
-/// The answer and the number of pages of each stretch.
+/// The answer and the number of pages of each span.
 fn answers(explanation: &Explanation) -> Vec<(Answer, u32)> {
-    explanation.stretches.iter().map(|stretch| (stretch.answer, stretch.pages)).collect()
+    explanation.spans.iter().map(|span| (span.answer, span.pages)).collect()
 }
 
 #[test]

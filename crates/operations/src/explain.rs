@@ -3,7 +3,7 @@
 use clap::Args;
 use ritornello_format::{FieldDifference, ScopeId, parse_key};
 use ritornello_node::Observed;
-use ritornello_store::{Answer, Explanation, OtherScope, Stretch};
+use ritornello_store::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
 use ritornello_terminal::open;
@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 The command asks the process that owns the store, also while an engine uses the store, and prints
 one line for consecutive keys with the same answer. It never owns the store. The owner remembers
-evictions, removals, damage and refusals since it opened the store, at most the last 524,288.
+evictions, removals, damage, refusals and abandoned puts since it opened the store, of at most the
+last 524,288 pages.
 
 `ritornello stat DIR` lists the largest scopes. Keys are the engine's block hashes, in the order of
 the prompt; `Store.keys` in Python lists those that are stored.
@@ -25,7 +26,8 @@ the prompt; `Store.keys` in Python lists those that are stored.
 Answers in --json: hit, behind_missing, not_yet_visible, absent_volume, evicted, removed, damaged,
 refused, abandoned, other_scope, unknown.
 
-Exit code 0: the owner has answered. Exit code 2: no store, no owner, or the owner does not answer.
+Exit code 0: the owner has answered. Exit code 2: no store, no owner, an invalid argument, or the
+owner does not answer.
 
 Examples:
   ritornello explain /nvme/kv --scope 3f8a12bc --keys prompt.txt
@@ -36,14 +38,17 @@ pub struct ExplainArgs {
     /// Id of the scope, or the first 8 digits or more of the id of a scope that `stat` lists
     #[arg(long, value_name = "ID")]
     pub scope: String,
-    /// File of keys in the order of the prompt, in hexadecimal digits, one per line; `-` for
-    /// standard input
+    /// File of at most 4,096 keys in the order of the prompt, in hexadecimal digits, one per line;
+    /// `-` for standard input
     #[arg(long, value_name = "FILE")]
     pub keys: PathBuf,
 }
 
 /// Minimum digits of an abbreviated id: `stat` shows this number.
 const ID_DIGITS_MIN: usize = 8;
+/// Maximum bytes of the file of keys: about twice those of [`EXPLAINED_KEYS_MAX`] of the longest
+/// keys.
+const KEYS_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -72,19 +77,26 @@ pub fn run(context: &Context, args: &ExplainArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// Reads keys in hexadecimal digits, one per line; skips empty lines.
+/// Reads at most [`EXPLAINED_KEYS_MAX`] keys in hexadecimal digits, one per line; skips empty lines.
 fn read_keys(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let mut text = String::new();
+    // One byte more, so that a longer file is noticed.
+    let most = KEYS_BYTES_MAX + 1;
     let read = if path == Path::new("-") {
-        std::io::stdin().read_to_string(&mut text)
+        std::io::stdin().take(most).read_to_string(&mut text)
     } else {
-        std::fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text))
+        std::fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text))
     };
     read.map_err(|error| {
         let line = format!("the keys cannot be read from {}: {error}", path.display());
         Failure::unusable(line, "name a text file with one key per line, or `-`")
     })?;
     let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
+    if text.len() as u64 > KEYS_BYTES_MAX || lines.clone().count() > EXPLAINED_KEYS_MAX {
+        let most = count(EXPLAINED_KEYS_MAX as u64);
+        let line = format!("{} has more than {most} keys, or 1 MiB", path.display());
+        return Err(Failure::unusable(line, "pass later keys in a second call"));
+    }
     lines
         .map(|(number, line)| {
             parse_key(line).ok_or_else(|| {
@@ -103,7 +115,7 @@ fn find_scope(dir: &Path, text: &str) -> Result<ScopeId, Failure> {
     let unknown = |line: &str| {
         Failure::unusable(
             format!("--scope {text}: {line}"),
-            "the 32 digits of the id: `ritornello stat DIR --json` lists the largest scopes",
+            "give all 32 digits of the id: `ritornello stat DIR --json` lists the largest scopes",
         )
     };
     if text.len() < ID_DIGITS_MIN || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
@@ -116,8 +128,8 @@ fn find_scope(dir: &Path, text: &str) -> Result<ScopeId, Failure> {
     let found: Vec<ScopeId> = begins.filter_map(|scope| scope.id.parse().ok()).collect();
     match found[..] {
         [id] => Ok(id),
-        [] => Err(unknown("none of the store's largest scopes begins so")),
-        _ => Err(unknown("several scopes begin so")),
+        [] => Err(unknown("no id of the store's largest scopes begins with these digits")),
+        _ => Err(unknown("several ids begin with these digits")),
     }
 }
 
@@ -129,14 +141,17 @@ fn unowned(dir: &Path) -> Failure {
 }
 
 fn describe(id: ScopeId, explanation: &Explanation) -> String {
-    let keys: u32 = explanation.stretches.iter().map(|stretch| stretch.pages).sum();
-    let hits = explanation.stretches.iter().filter(|stretch| stretch.answer == Answer::Hit);
-    let hits: u32 = hits.map(|stretch| stretch.pages).sum();
+    let keys: u32 = explanation.spans.iter().map(|span| span.pages).sum();
+    let hits = explanation.spans.iter().filter(|span| span.answer == Answer::Hit);
+    let hits: u32 = hits.map(|span| span.pages).sum();
     let mut lines = vec![format!("scope {id}: {hits} of {keys} pages are hits")];
     if !explanation.is_registered {
-        lines.push("the scope is not registered: no put has used it, or it was dropped".to_owned());
+        lines.push(
+            "the scope is not registered: it had no put and no settings, or it was dropped"
+                .to_owned(),
+        );
     }
-    lines.extend(explanation.stretches.iter().map(|stretch| line(stretch, explanation)));
+    lines.extend(explanation.spans.iter().map(|span| line(span, explanation)));
     if hits < keys {
         let ago = age(explanation.remembered_seconds);
         lines.push(format!("the owner opened the store {ago}, and remembers nothing earlier"));
@@ -144,19 +159,19 @@ fn describe(id: ScopeId, explanation: &Explanation) -> String {
     lines.join("\n")
 }
 
-/// One line about a stretch: its keys, the answer, and the next step.
-fn line(stretch: &Stretch, explanation: &Explanation) -> String {
-    let Stretch { at, pages, .. } = *stretch;
+/// One line about a span: its keys, the answer, and the next step.
+fn line(span: &KeySpan, explanation: &Explanation) -> String {
+    let KeySpan { at, pages, .. } = *span;
     let keys = match pages {
         1 => format!("key {at}"),
         _ => format!("keys {at} to {}", at + pages - 1),
     };
-    let ago = stretch.seconds_ago.map(|seconds| format!(" {}", age(seconds))).unwrap_or_default();
-    let detail = stretch.detail.as_str();
-    let said = match stretch.answer {
+    let ago = span.seconds_ago.map(|seconds| format!(" {}", age(seconds))).unwrap_or_default();
+    let detail = span.detail.as_str();
+    let said = match span.answer {
         Answer::Hit => "hit".to_owned(),
         Answer::BehindMissing => {
-            "stored, but behind a missing page: a get delivers them when that page is put again"
+            "stored, but behind a missing page: a get delivers them when that page is a hit again"
                 .to_owned()
         }
         Answer::NotYetVisible => "being put now: ask again when the put has ended".to_owned(),
@@ -166,16 +181,18 @@ fn line(stretch: &Stretch, explanation: &Explanation) -> String {
         Answer::Evicted => format!("evicted{ago}, {}", evicted(detail)),
         Answer::Removed => format!("removed{ago}, {}", removed(detail)),
         Answer::Damaged => {
-            format!(
-                "damaged, and removed{ago} ({detail}): check the disk (dmesg), and put them again"
-            )
+            format!("removed as damaged{ago}, {}", damaged(detail))
         }
         Answer::Refused => format!("offered{ago} and refused, {}", refused(detail)),
         Answer::Abandoned => {
-            format!("a put began{ago} and did not end: see the log of the process that put")
+            format!(
+                "a put had space for them and gave it up{ago}: see the log of the process that put"
+            )
         }
         Answer::OtherScope => other_scope(detail, &explanation.other_scopes),
-        Answer::Unknown => "not known: never put in this scope, or forgotten".to_owned(),
+        Answer::Unknown => {
+            "not known: no put of them reached the owner, or it forgot them".to_owned()
+        }
     };
     format!("{keys}: {said}")
 }
@@ -187,8 +204,7 @@ fn evicted(cause: &str) -> String {
         }
         "quota" => "because the scope reached its quota: raise the quota".to_owned(),
         "index" => {
-            "because the index reached a limit: raise its memory ceiling, or use the index lsm"
-                .to_owned()
+            "because the index reached a limit: raise its memory ceiling or the capacity".to_owned()
         }
         "segment" => "because a smaller capacity or a drain removed its segment".to_owned(),
         other => format!("because of {other}"),
@@ -206,6 +222,17 @@ fn removed(cause: &str) -> String {
     }
 }
 
+fn damaged(cause: &str) -> String {
+    match cause {
+        "verification" => "because they, or a page before them, failed verification: check the \
+                           disk (dmesg), and put them again"
+            .to_owned(),
+        "space" => "because their space was lost while their directory was absent: put them again"
+            .to_owned(),
+        other => format!("because of {other}"),
+    }
+}
+
 fn refused(reason: &str) -> String {
     match reason {
         "no_space" => {
@@ -213,7 +240,7 @@ fn refused(reason: &str) -> String {
         }
         "deadline" => "because no space was free in time: see `ritornello top`".to_owned(),
         "metadata" => "because the index could take no run: raise the capacity".to_owned(),
-        "quota" => "because of the scope's quota: raise the quota".to_owned(),
+        "quota" => "because the scope reached its quota: raise the quota".to_owned(),
         "admission" => {
             "because pages are admitted when they are put again: put them again".to_owned()
         }
@@ -257,22 +284,37 @@ fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ritornello_store::remembered_answers;
 
-    fn stretch(answer: Answer, detail: &str) -> Stretch {
-        Stretch { at: 4, pages: 1, answer, detail: detail.to_owned(), seconds_ago: Some(40) }
+    fn span(answer: Answer, detail: &str) -> KeySpan {
+        KeySpan { at: 4, pages: 1, answer, detail: detail.to_owned(), seconds_ago: Some(40) }
     }
 
     #[test]
     fn every_line_names_keys_and_age() {
         let explanation = Explanation::default();
-        let evicted = line(&stretch(Answer::Evicted, "space"), &explanation);
+        let evicted = line(&span(Answer::Evicted, "space"), &explanation);
         assert!(evicted.starts_with("key 4: evicted 40 s ago, because a put"), "{evicted}");
-        let several = Stretch { pages: 3, seconds_ago: None, ..stretch(Answer::Hit, "") };
+        let several = KeySpan { pages: 3, seconds_ago: None, ..span(Answer::Hit, "") };
         assert_eq!(line(&several, &explanation), "keys 4 to 6: hit");
         assert_eq!(
             [age(119), age(120), age(7_200), age(172_800)].join(", "),
             "119 s ago, 2 min ago, 2 h ago, 2 days ago"
         );
+    }
+
+    #[test]
+    fn every_remembered_answer_has_its_advice() {
+        let explanation = Explanation::default();
+        let lines = remembered_answers().map(|(answer, detail)| {
+            let said = line(&span(answer, detail), &explanation);
+            assert!(said.contains(": ") && !said.contains("because of"), "{said}");
+            said
+        });
+        let lines: Vec<String> = lines.collect();
+        assert!((1..lines.len()).all(|at| !lines[..at].contains(&lines[at])), "{lines:?}");
+        let said = line(&span(Answer::Evicted, "a cause of a later version"), &explanation);
+        assert!(said.ends_with("because of a cause of a later version"), "{said}");
     }
 
     #[test]

@@ -46,6 +46,7 @@ pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 pub(crate) const CALLS_MAX: usize = 8;
 /// Maximum number of keys in a request to `/v1/probe` or `/v1/explain`.
 pub(crate) const KEYS_MAX: usize = 4096;
+const _: () = assert!(KEYS_MAX <= ritornello_store::EXPLAINED_KEYS_MAX);
 
 /// Maximum number of scopes in an answer, and of scopes with series of their own in the metrics:
 /// all further scopes share the label value `other`.

@@ -85,22 +85,21 @@ fn explain_says_why_each_page_is_a_miss() {
     let answer = explain("read", &body);
     assert_eq!(answer.status, 200, "{answer:?}");
     let answer = answer.json();
-    let mut stretches = answer["stretches"].clone();
-    let ago = stretches[1]["seconds_ago"].take();
+    let mut spans = answer["spans"].clone();
+    let ago = spans[1]["seconds_ago"].take();
     assert!(ago.as_u64() <= answer["remembered_seconds"].as_u64(), "{answer}");
-    let stretch = |at: u32, pages: u32, answer: &str, detail: &str| json!({ "at": at, "pages": pages, "answer": answer, "detail": detail, "seconds_ago": null });
-    let expected = json!([
-        stretch(0, 4, "hit", ""),
-        stretch(4, 2, "removed", "deleted"),
-        stretch(6, 1, "unknown", ""),
-    ]);
-    assert_eq!((&stretches, &answer["is_registered"]), (&expected, &true.into()));
+    let span = |at: u32, pages: u32, answer: &str, detail: &str| json!({ "at": at, "pages": pages, "answer": answer, "detail": detail, "seconds_ago": null });
+    let expected =
+        json!(
+            [span(0, 4, "hit", ""), span(4, 2, "removed", "deleted"), span(6, 1, "unknown", ""),]
+        );
+    assert_eq!((&spans, &answer["is_registered"]), (&expected, &true.into()));
 
     // A scope that no put has used: its keys are in another scope.
     let other = json!({ "scope": scope_id("unused"), "keys": [hex(&stored[0])] });
     let answer = explain("operate", &other).json();
     assert_eq!(answer["is_registered"], false);
-    assert_eq!(answer["stretches"], json!([stretch(0, 1, "other_scope", &id())]));
+    assert_eq!(answer["spans"], json!([span(0, 1, "other_scope", &id())]));
     let named = json!([{ "id": id(), "model": "a model", "differs": null }]);
     assert_eq!(answer["other_scopes"], named);
 

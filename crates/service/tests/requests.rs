@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_service::{Service, Settings, StoreAccess};
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
@@ -23,15 +24,26 @@ fn document_lists_exactly_the_routes() {
     let document = get(service.address(), "/openapi.json").json();
     assert_eq!(document["openapi"].as_str().unwrap().split('.').next(), Some("3"));
     let mut listed = BTreeSet::new();
+    let mut anonymous = BTreeSet::new();
     for (path, item) in document["paths"].as_object().unwrap() {
-        for method in item.as_object().unwrap().keys() {
-            listed.insert((method.to_uppercase(), path.clone()));
+        for (method, operation) in item.as_object().unwrap() {
+            let route = (method.to_uppercase(), path.clone());
+            let permits = |all: &Vec<Value>| all.iter().any(|scheme| *scheme == json!({}));
+            if operation["security"].as_array().is_none_or(permits) {
+                anonymous.insert(route.clone());
+            }
+            listed.insert(route);
         }
     }
+    assert!(anonymous.contains(&("POST".to_owned(), "/v1/explain".to_owned())), "{anonymous:?}");
     let expected = ROUTES.map(|(method, path)| (method.to_owned(), path.to_owned()));
     assert_eq!(listed, BTreeSet::from(expected));
     for (method, path) in listed {
+        let is_anonymous = anonymous.contains(&(method.clone(), path.clone()));
         let path = path.replace("{id}", "00");
+        let headers = [&*host(service.address()), "Content-Type: application/json"];
+        let refused = send(service.address(), &method, &path, &headers, "{}").status == 401;
+        assert_eq!(refused, !is_anonymous, "{method} {path}");
         let answer = send_as("admin", service.address(), &method, &path, "{}");
         assert!(![404, 405].contains(&answer.status), "{method} {path}: {answer:?}");
         let other = send_as("admin", service.address(), "PATCH", &path, "");

@@ -6,8 +6,8 @@ use ritornello_format::{Result, Scope, ScopeId, check_keys};
 
 impl Store {
     /// Explains for each of `keys`, of which there are at most
-    /// [`EXPLAINED_KEYS_MAX`](crate::EXPLAINED_KEYS_MAX), why the page
-    /// is a hit or a miss. Does not count as a lookup or a use.
+    /// [`EXPLAINED_KEYS_MAX`](crate::EXPLAINED_KEYS_MAX), why the page is a hit or a miss. Does not
+    /// count as a lookup or a use.
     ///
     /// # Errors
     /// `Invalid` for malformed or too many keys, or if the owner's version does not explain;

@@ -10,20 +10,20 @@ pub const EXPLAINED_KEYS_MAX: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     /// The keys by answer, in their order. Together they cover all keys.
-    pub stretches: Vec<Stretch>,
+    pub spans: Vec<KeySpan>,
     /// The scopes that answers of [`Answer::OtherScope`] name.
     pub other_scopes: Vec<OtherScope>,
-    /// Whether the scope is registered. A scope is registered by its first put, and until it is
-    /// dropped.
+    /// Whether the scope is registered: from its first put or its first settings until it is
+    /// dropped, which a full registry also does to scopes without pages and settings.
     pub is_registered: bool,
-    /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage or
-    /// refusal of an earlier time.
+    /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage,
+    /// refusal or abandoned put of an earlier time.
     pub remembered_seconds: u64,
 }
 
 /// Consecutive keys with the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stretch {
+pub struct KeySpan {
     /// Position of the first key.
     pub at: u32,
     /// Number of keys.
@@ -32,8 +32,8 @@ pub struct Stretch {
     pub answer: Answer,
     /// The cause in one word, or what [`Answer`] says; empty if there is none.
     pub detail: String,
-    /// Seconds since the first page of the stretch was evicted, removed or refused. `None` for other
-    /// answers.
+    /// Seconds since the first page of the span was evicted, removed (also as damaged), refused or
+    /// abandoned; `None` for other answers. Later pages of the span may have other ages.
     pub seconds_ago: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ pub enum Answer {
     /// Not stored in this scope, and the same key is stored in another. The detail is the id of that
     /// scope: [`Explanation::other_scopes`] describes it.
     OtherScope,
-    /// Never offered to this owner, or forgotten.
+    /// No put of the page reached the owner since it opened the store, or the owner forgot it.
     Unknown,
 }
 

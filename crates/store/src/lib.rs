@@ -66,9 +66,12 @@ pub use catalog::{
 };
 pub use client_id::ClientId;
 pub use conversion::{Conversion, convert_index};
-pub use core::{CapacityChange, ClientAlive, DamagedPage, LocalCatalog, StoreCore, Verification};
+pub use core::{
+    CapacityChange, ClientAlive, DamagedPage, LocalCatalog, StoreCore, Verification,
+    remembered_answers,
+};
 pub use directory::{Directory, POLICY_FILE};
-pub use explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, OtherScope, Stretch};
+pub use explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 pub use machine_memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,

@@ -6,7 +6,7 @@ mod common;
 use common::volumes::{SEQUENCES, fill, reopen};
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
-use ritornello_medium::{Host, SimDisk};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::{
     Answer, CapacityChange, Catalog, ClientId, EXPLAINED_KEYS_MAX, Explanation, IndexKind, Options,
@@ -22,35 +22,35 @@ const PAGE: u64 = 64 << 10;
 fn explain(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Explanation {
     let explanation = open.store.explain(scope, &refs(keys)).unwrap();
     let mut next = 0;
-    for stretch in &explanation.stretches {
-        assert_eq!(stretch.at, next, "the stretches cover all keys in order");
-        next += stretch.pages;
+    for span in &explanation.spans {
+        assert_eq!(span.at, next, "the spans cover all keys in order");
+        next += span.pages;
     }
     assert_eq!(next as usize, keys.len());
     explanation
 }
 
-/// The answer, detail and number of pages of each stretch.
+/// The answer, detail and number of pages of each span.
 fn answers(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Vec<(Answer, String, u32)> {
-    let stretches = explain(open, scope, keys).stretches.into_iter();
-    stretches.map(|stretch| (stretch.answer, stretch.detail, stretch.pages)).collect()
+    let spans = explain(open, scope, keys).spans.into_iter();
+    spans.map(|span| (span.answer, span.detail, span.pages)).collect()
 }
 
 fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u32)> {
     vec![(answer, detail.to_owned(), pages)]
 }
 
-/// Asserts that the first stretch that is no hit has this answer, this detail, and an age.
-fn assert_departed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
+/// Asserts that the first span that is no hit has this answer, this detail, and an age.
+fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
-    let missed = explanation.stretches.iter().find(|stretch| stretch.answer != Answer::Hit);
+    let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);
     let missed = missed.unwrap();
     assert_eq!((missed.answer, missed.detail.as_str()), (answer, detail), "{explanation:?}");
     assert!(missed.seconds_ago.is_some_and(|seconds| seconds <= explanation.remembered_seconds));
 }
 
 #[test]
-fn stored_pages_are_hits_and_offered_to_no_lookup_counter() {
+fn explain_counts_as_no_lookup() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
@@ -63,7 +63,7 @@ fn stored_pages_are_hits_and_offered_to_no_lookup_counter() {
     assert!(explanation.is_registered && explanation.other_scopes.is_empty());
     let counters = open.store.stats().unwrap().catalog.counters;
     assert_eq!((counters["probes"], counters["hit_pages"]), (0, 0));
-    assert!(explain(&open, &scope, &[]).stretches.is_empty());
+    assert!(explain(&open, &scope, &[]).spans.is_empty());
     open.close();
 }
 
@@ -94,13 +94,13 @@ fn evicted_pages_have_a_cause() {
     for name in 0..4 {
         assert_eq!(put(&open.store, &tenant, &sequence(name, 8), None).pages, 8);
     }
-    assert_departed(&open, &tenant, &sequence(0, 8), Answer::Evicted, "quota");
+    assert_missed(&open, &tenant, &sequence(0, 8), Answer::Evicted, "quota");
     for name in 0..40 {
         put(&open.store, &scope, &sequence(name, 8), None);
     }
     let evicted =
         (0..40).find(|name| open.store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() < 8);
-    assert_departed(&open, &scope, &sequence(evicted.unwrap(), 8), Answer::Evicted, "space");
+    assert_missed(&open, &scope, &sequence(evicted.unwrap(), 8), Answer::Evicted, "space");
     open.close();
 }
 
@@ -122,11 +122,11 @@ fn page_evicted_for_the_index_has_this_cause() {
         put(&open.store, &scope, &sequence(*name, 1), None).pages == 0
     });
     let refused = refused.unwrap();
-    assert_departed(&open, &scope, &sequence(refused, 1), Answer::Refused, "index_memory");
+    assert_missed(&open, &scope, &sequence(refused, 1), Answer::Refused, "index_memory");
     open.core.run_once();
     let is_stored = |name: &u64| open.store.probe(&scope, &refs(&sequence(*name, 1))).unwrap() == 1;
     let evicted = (0..refused).find(|name| !is_stored(name)).unwrap();
-    assert_departed(&open, &scope, &sequence(evicted, 1), Answer::Evicted, "index");
+    assert_missed(&open, &scope, &sequence(evicted, 1), Answer::Evicted, "index");
     open.close();
 }
 
@@ -140,7 +140,7 @@ fn deleted_pages_and_pages_after_them_are_removed() {
     assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
     let expected = [only(Answer::Hit, "", 2), only(Answer::Removed, "deleted", 4)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
-    assert_departed(&open, &scope, &keys, Answer::Removed, "deleted");
+    assert_missed(&open, &scope, &keys, Answer::Removed, "deleted");
     let hole = unchained(PAGE);
     put(&open.store, &hole, &keys, None);
     open.store.delete(&hole, &refs(&keys[2..3])).unwrap();
@@ -160,7 +160,7 @@ fn pages_of_a_dropped_scope_are_removed_with_it() {
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
     put(&open.store, &scope, &keys, None);
     open.store.drop_scope(&scope).unwrap();
-    assert_departed(&open, &scope, &keys, Answer::Removed, "scope_dropped");
+    assert_missed(&open, &scope, &keys, Answer::Removed, "scope_dropped");
     let explanation = open.store.explain_by_id(scope.id(), &refs(&keys)).unwrap();
     assert!(!explanation.is_registered);
     put(&open.store, &scope, &keys[..2], None);
@@ -168,6 +168,25 @@ fn pages_of_a_dropped_scope_are_removed_with_it() {
     assert_eq!(answers(&open, &scope, &keys), expected);
     open.store.clear().unwrap();
     assert_eq!(answers(&open, &scope, &keys), only(Answer::Removed, "scope_dropped", 6));
+    open.close();
+}
+
+#[test]
+fn drop_of_the_scope_replaces_an_earlier_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &keys, None);
+    open.store.delete(&scope, &refs(&keys[2..])).unwrap();
+    put(&open.store, &scope, &keys, None);
+    open.store.drop_scope(&scope).unwrap();
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Removed, "scope_dropped", 6));
+    // A page that was stored after the drop is missing for a later cause.
+    put(&open.store, &scope, &keys[..4], None);
+    open.store.delete(&scope, &refs(&keys[3..])).unwrap();
+    let removed = |detail, pages| only(Answer::Removed, detail, pages);
+    let expected = [only(Answer::Hit, "", 3), removed("deleted", 1), removed("scope_dropped", 2)];
+    assert_eq!(answers(&open, &scope, &keys), expected.concat());
     open.close();
 }
 
@@ -186,7 +205,7 @@ fn damaged_page_and_pages_after_it_are_removed() {
     assert_eq!(found.findings.len(), 1, "{found:?}");
     let expected = [only(Answer::Hit, "", 2), only(Answer::Damaged, "verification", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
-    assert_departed(&open, &scope, &keys, Answer::Damaged, "verification");
+    assert_missed(&open, &scope, &keys, Answer::Damaged, "verification");
     open.close();
 }
 
@@ -210,7 +229,7 @@ fn pages_of_an_absent_volume_are_absent_until_it_is_forgotten() {
     assert_eq!(found[1..], only(Answer::Refused, "absent_space", 2));
     let forget = CapacityChange::ForgetVolume("/b".to_owned());
     open.core.change_capacity(&forget, Duration::ZERO).unwrap();
-    assert_departed(&open, &scope, &keys, Answer::Removed, "directory_forgotten");
+    assert_missed(&open, &scope, &keys, Answer::Removed, "directory_forgotten");
     open.close();
 }
 
@@ -248,6 +267,44 @@ fn page_is_not_yet_visible_until_its_put_ends() {
 }
 
 #[test]
+fn pages_whose_write_failed_are_abandoned() {
+    let schedule = Schedule::new();
+    let disk = Arc::new(Faulty::new(Arc::new(SimDisk::new(64 * MIB)), schedule.clone()));
+    let opts = Options { background_threads: false, ..options(Path::new("/store"), 24) };
+    let open = open_on(disk, &opts).unwrap();
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &keys[..2], None);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/seg-"));
+    assert_eq!(put(&open.store, &scope, &keys, None).reason, "io");
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Abandoned, "", 4)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    assert_missed(&open, &scope, &keys, Answer::Abandoned, "");
+    schedule.heal();
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    open.close();
+}
+
+#[test]
+fn run_is_abandoned_if_another_put_stored_a_page_of_it() {
+    let disk = Arc::new(SimDisk::new(64 * MIB));
+    let open = open_beside(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
+    let (scope, keys) = (unchained(PAGE), sequence(1, 6));
+    put(&open.store, &scope, &sequence(2, 1), None);
+    let client = open.core.catalog_for(ClientId(1), "one");
+    let reference = client.resolve(&scope, false).unwrap().unwrap();
+    let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+    let reserved = client.reserve(reference, &refs(&keys), None, &request).unwrap();
+    assert_eq!(reserved.runs.len(), 1);
+    assert_eq!(put(&open.store, &scope, &keys[..2], None).pages, 2);
+    let committed = client.commit(reserved.id, &[Some(0)]).unwrap();
+    assert_eq!((committed.stored, committed.refused), (2, None));
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Abandoned, "", 4)].concat();
+    assert_eq!(answers(&open, &scope, &keys), expected);
+    open.close();
+}
+
+#[test]
 fn refused_pages_have_the_reason_of_their_put() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
@@ -258,7 +315,7 @@ fn refused_pages_have_the_reason_of_their_put() {
     let ttl = Duration::from_secs(60);
     let lease = open.store.lease(&scope, &refs(&sequence(1, 14)), ttl).unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(2, 8), None).reason, "quota");
-    assert_departed(&open, &scope, &sequence(2, 8), Answer::Refused, "quota");
+    assert_missed(&open, &scope, &sequence(2, 8), Answer::Refused, "quota");
     open.store.release(lease.lease).unwrap();
     // A put that alone exceeds the quota stores its first pages.
     let long = sequence(3, 40);
@@ -311,8 +368,8 @@ fn keys_in_another_scope_name_it_and_its_differences() {
     assert_eq!(fields(&explanation), [["salt", "hidden", "hidden"].map(str::to_owned)]);
     let by_id = open.store.explain_by_id(unregistered.id(), &refs(&keys)).unwrap();
     assert!(by_id.other_scopes.iter().all(|other| other.differs.is_none()), "{by_id:?}");
-    assert_eq!(by_id.stretches[0].answer, Answer::OtherScope);
-    // The departure of a page precedes other scopes that have its key.
+    assert_eq!(by_id.spans[0].answer, Answer::OtherScope);
+    // The miss cause of a page precedes other scopes that have its key.
     open.store.delete(&asked, &refs(&keys[..1])).unwrap();
     assert_eq!(answers(&open, &asked, &keys)[0], only(Answer::Removed, "deleted", 1)[0]);
     open.close();
@@ -327,7 +384,7 @@ fn restart_forgets_and_says_since_when_the_owner_remembers() {
     open.store.delete(&scope, &refs(&keys[2..])).unwrap();
     std::thread::sleep(Duration::from_millis(1100));
     assert!(explain(&open, &scope, &keys).remembered_seconds >= 1);
-    assert!(explain(&open, &scope, &keys).stretches[1].seconds_ago >= Some(1));
+    assert!(explain(&open, &scope, &keys).spans[1].seconds_ago >= Some(1));
     open.close();
     let opened = Instant::now();
     let open = common::open(dir.path(), 12);
@@ -339,7 +396,8 @@ fn restart_forgets_and_says_since_when_the_owner_remembers() {
 
 #[test]
 fn too_many_and_malformed_keys_are_refused() {
-    let open = open_on(Arc::new(SimDisk::new(64 << 20)), &at_new("/store")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
     let scope = chained(PAGE);
     let most = sequence(1, EXPLAINED_KEYS_MAX);
     assert_eq!(answers(&open, &scope, &most), only(Answer::Unknown, "", most.len() as u32));
@@ -348,10 +406,6 @@ fn too_many_and_malformed_keys_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     }
     open.close();
-}
-
-fn at_new(dir: &str) -> Options {
-    Options { background_threads: false, ..options(Path::new(dir), 24) }
 }
 
 /// `cargo test -p ritornello-store --test explain -- --ignored --nocapture`

@@ -41,7 +41,7 @@ names! {
     HIT_PAGES = ("hit_pages", Count, "Pages found by lookups");
     MISSED_PAGES = ("missed_pages", Count, "Pages requested by lookups and not found");
     PUT = ("put", Seconds, "Durations of puts that wrote pages, of all processes");
-    GET = ("get", Seconds, "Durations of gets of known scopes, of all processes");
+    GET = ("get", Seconds, "Durations of gets of registered scopes, of all processes");
     READ = ("read", Bytes, "Bytes of pages that gets delivered, of all processes");
     READ_PAGES = ("read_pages", Count, "Pages that gets delivered, of all processes");
     UNDELIVERED_PAGES = ("undelivered_pages", Count,
@@ -49,8 +49,8 @@ names! {
     UNSTAGED_PAGES = ("unstaged_pages", Count,
         "Pages of puts that found no staging memory, of all processes");
     UNANSWERED_CALLS = ("unanswered_calls", Count,
-        "Calls answered with a miss because the owner did not respond, or reopened the store, of \
-        all processes");
+        "Lookups and gets answered with a miss, and puts skipped, because the owner did not respond \
+        or reopened the store, of all processes");
     STORED_PAGES = ("stored_pages", Count, "Pages committed");
     PRESENT_PAGES = ("present_pages", Count, "Pages of puts that were stored already");
     REFUSED_PAGES = ("refused_pages", Count, "Pages of puts that were not stored");

@@ -4,10 +4,11 @@ use super::body::Body;
 use super::keys::{self, HexKey};
 use crate::answer::Shared;
 use crate::problem::Problem;
+use crate::role::EXPLAIN;
 use axum::extract::State;
 use axum::response::Json;
 use ritornello_format::{FieldDifference, ScopeId};
-use ritornello_store::{Explanation, OtherScope, Stretch};
+use ritornello_store::{Explanation, KeySpan, OtherScope};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -30,19 +31,20 @@ pub(super) struct ExplainRequest {
 #[derive(Serialize, ToSchema)]
 pub(super) struct ExplainAnswer {
     /// The keys by answer, in their order; together they cover all keys.
-    stretches: Vec<StretchEntry>,
+    spans: Vec<KeySpanEntry>,
     /// The scopes that answers of `other_scope` name, at most four.
     other_scopes: Vec<OtherScopeEntry>,
-    /// Whether the scope is registered.
+    /// Whether the scope is registered: from its first put or its first settings until it is
+    /// dropped.
     is_registered: bool,
-    /// Seconds since the owner opened the store. It knows no eviction, removal, damage or refusal of
-    /// an earlier time.
+    /// Seconds since the owner opened the store. It knows no eviction, removal, damage, refusal or
+    /// abandoned put of an earlier time.
     remembered_seconds: u64,
 }
 
 /// Consecutive keys with the same answer.
 #[derive(Serialize, ToSchema)]
-struct StretchEntry {
+struct KeySpanEntry {
     /// Position of the first key.
     at: u32,
     /// Number of keys.
@@ -50,10 +52,11 @@ struct StretchEntry {
     /// `hit`, `behind_missing`, `not_yet_visible`, `absent_volume`, `evicted`, `removed`, `damaged`,
     /// `refused`, `abandoned`, `other_scope` or `unknown`.
     answer: &'static str,
-    /// The cause in one word, the directory that is absent, or the id of the other scope; empty if
-    /// there is none.
+    /// The cause in one word, the absent directory or segment and why it is absent, or the id of the
+    /// other scope; empty if there is none.
     detail: String,
-    /// Seconds since the first page was evicted, removed or refused; null for other answers.
+    /// Seconds since the first page of the span was evicted, removed (also as damaged), refused or
+    /// abandoned; null for other answers. Later pages of the span may have other ages.
     seconds_ago: Option<u64>,
 }
 
@@ -82,7 +85,7 @@ struct DifferenceEntry {
 impl From<Explanation> for ExplainAnswer {
     fn from(explanation: Explanation) -> Self {
         Self {
-            stretches: explanation.stretches.into_iter().map(StretchEntry::from).collect(),
+            spans: explanation.spans.into_iter().map(KeySpanEntry::from).collect(),
             other_scopes: explanation.other_scopes.into_iter().map(OtherScopeEntry::from).collect(),
             is_registered: explanation.is_registered,
             remembered_seconds: explanation.remembered_seconds,
@@ -90,8 +93,8 @@ impl From<Explanation> for ExplainAnswer {
     }
 }
 
-impl From<Stretch> for StretchEntry {
-    fn from(Stretch { at, pages, answer, detail, seconds_ago }: Stretch) -> Self {
+impl From<KeySpan> for KeySpanEntry {
+    fn from(KeySpan { at, pages, answer, detail, seconds_ago }: KeySpan) -> Self {
         Self { at, pages, answer: answer.word(), detail, seconds_ago }
     }
 }
@@ -109,7 +112,7 @@ impl From<OtherScope> for OtherScopeEntry {
 /// Returns for each page why it is a hit or a miss. Counts as no lookup and no use.
 #[utoipa::path(
     post,
-    path = "/v1/explain",
+    path = EXPLAIN,
     request_body = ExplainRequest,
     responses((status = 200, body = ExplainAnswer)),
 )]

@@ -2,9 +2,9 @@
 //! page was removed since the run was planned, or if another put has stored one of its pages.
 
 use super::StoreCore;
-use super::departures::Departure;
 use super::durability::pending_max;
 use super::eviction_cause::EvictionCause;
+use super::miss_causes::MissCause;
 use super::reservations::{PlannedRun, Reservation};
 use super::residents::resident;
 use super::state::State;
@@ -51,14 +51,14 @@ impl StoreCore {
             } else if run.place.extents.iter().any(is_on_failed) {
                 // After the loop `note_failed` decides which of these extents may be reused.
                 failed.push(run.place.extents.clone());
-                self.departures.note(pages.iter().copied(), Departure::Abandoned);
+                self.miss_causes.note(pages.iter().copied(), MissCause::Abandoned);
                 self.counters.runs_failed.add(1);
                 self.counters.runs_abandoned.add(1);
                 continue;
             }
             let Some(checksum) = checksum else {
                 unused.extend(&run.place.extents);
-                self.departures.note(pages.iter().copied(), Departure::Abandoned);
+                self.miss_causes.note(pages.iter().copied(), MissCause::Abandoned);
                 self.counters.runs_abandoned.add(1);
                 continue;
             };
@@ -86,12 +86,12 @@ impl StoreCore {
                     self.counters.bytes_admitted.add(stored * scope.page_bytes);
                 }
                 Err(error) => {
-                    let mut departure = Departure::Abandoned;
+                    let mut cause = MissCause::Abandoned;
                     if error.kind() == ErrorKind::Retry {
                         refused_pages += u64::from(run.pages);
-                        departure = Departure::Refused(Refusal::Metadata);
+                        cause = MissCause::Refused(Refusal::Metadata);
                     }
-                    self.departures.note(pages.iter().copied(), departure);
+                    self.miss_causes.note(pages.iter().copied(), cause);
                     // Poisons the store if the index failed, because a failed index accepts no
                     // further records.
                     self.lifecycle.rounds().poison_if_fatal(&error);

@@ -1,8 +1,8 @@
 //! Evicting pages: from the store, or from a scope with a quota.
 
 use super::StoreCore;
-use super::departures::Departure;
 use super::eviction_cause::EvictionCause;
+use super::miss_causes::MissCause;
 use super::state::State;
 use super::step::STEP_UNITS;
 use crate::eviction::Victim;
@@ -101,7 +101,7 @@ impl StoreCore {
             if removed.is_empty() {
                 state.residents.forget_victim(slot, victim.run);
             }
-            self.departures.note_removed(&removed, Departure::Evicted(cause));
+            self.miss_causes.note_removed(&removed, MissCause::Evicted(cause));
             pages += state.apply_removals(removed, None).0;
         }
         self.count_evicted(pages, cause);

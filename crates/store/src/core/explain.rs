@@ -1,15 +1,16 @@
 //! Explains why pages are hits or misses.
 
 use super::StoreCore;
+use super::miss_causes::SCOPE_DROPPED;
 use crate::catalog::ScopeRef;
-use crate::explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, OtherScope, Stretch};
+use crate::explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 use ritornello_format::{Error, PageHash, Result, Scope, ScopeId, ScopeSlot, check_keys};
 use ritornello_index::RunId;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Maximum scopes in which other scopes' pages are searched, the last registered first.
+/// Maximum scopes that are searched for the keys, the last registered first.
 const SEARCHED_SCOPES_MAX: usize = 512;
 /// Number of keys, spread over the unexplained keys, that are searched in each of these scopes.
 const SAMPLES: usize = 4;
@@ -19,25 +20,35 @@ const CANDIDATES_MAX: usize = 16;
 const OTHER_SCOPES_MAX: usize = 4;
 /// Maximum pages of a reservation examined under one hold of the core state's lock.
 const STEP_PAGES: usize = 1024;
+const MICROS_PER_SECOND: u64 = 1_000_000;
 
-/// Why one page is a hit or a miss: see [`Stretch`].
+/// Why one page is a hit or a miss: see [`KeySpan`].
 #[derive(Clone, Debug)]
 struct Reason {
     answer: Answer,
     detail: Cow<'static, str>,
-    seconds_ago: Option<u64>,
+    /// Time of the miss cause or the drop: see [`MissCauses`](super::miss_causes::MissCauses).
+    time: Option<u64>,
 }
 
 impl From<Answer> for Reason {
     fn from(answer: Answer) -> Self {
-        Self { answer, detail: Cow::Borrowed(""), seconds_ago: None }
+        Self { answer, detail: Cow::Borrowed(""), time: None }
+    }
+}
+
+impl Reason {
+    /// The scope was dropped at `time`.
+    fn dropped(time: u64) -> Self {
+        let (answer, detail) = (Answer::Removed, Cow::Borrowed(SCOPE_DROPPED));
+        Self { answer, detail, time: Some(time) }
     }
 }
 
 impl StoreCore {
     /// Explains `keys` of the scope `id`: see
     /// [`Catalog::explain`](crate::catalog::Catalog::explain). Takes the core state's lock for
-    /// short steps only.
+    /// short steps only. May wait for the lock of the scope registry, and so for the disk.
     pub(super) fn explain(
         &self,
         id: ScopeId,
@@ -51,26 +62,41 @@ impl StoreCore {
                 .with("keys", keys.len())
                 .with("at_most", EXPLAINED_KEYS_MAX));
         }
+        if scope.is_some_and(|scope| scope.id() != id) {
+            return Err(Error::invalid(
+                "the description is of another scope: pass the scope's own",
+            ));
+        }
         let registered = self.scopes.by_id(id);
         let hashes: Vec<PageHash> = keys.iter().map(|key| PageHash::of(&id, key)).collect();
         let reference = registered.as_ref().map(|(reference, _)| *reference);
         let mut reasons = self.explain_stored(reference, &hashes);
         self.explain_missing(reference, &hashes, &mut reasons);
-        let mut other_scopes = Vec::new();
-        if let Some(seconds) = self.departures.seconds_since_drop(id) {
-            for reason in reasons.iter_mut().filter(|reason| reason.answer == Answer::Unknown) {
-                let (answer, detail) = (Answer::Removed, Cow::Borrowed("scope_dropped"));
-                *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
-            }
-        } else {
-            let described = registered.as_ref().map(|(_, scope)| scope.as_ref()).or(scope);
-            other_scopes = self.find_in_other_scopes(id, described, keys, &mut reasons);
+        let dropped = self.miss_causes.dropped_at(id);
+        if let Some(dropped) = dropped {
+            // A cause before the drop is not why the page is missing: the page may have been stored
+            // again. No put after the drop ends in the microsecond of the drop, because it first
+            // registers the scope again, durably.
+            let is_older = |reason: &Reason| match reason.time {
+                Some(time) => time <= dropped,
+                None => reason.answer == Answer::Unknown && registered.is_none(),
+            };
+            reasons.iter_mut().filter(|reason| is_older(reason)).for_each(|reason| {
+                *reason = Reason::dropped(dropped);
+            });
         }
+        let described = registered.as_ref().map(|(_, scope)| scope.as_ref()).or(scope);
+        let other_scopes = self.find_in_other_scopes(id, described, keys, &mut reasons);
+        if let Some(dropped) = dropped {
+            let unknown = reasons.iter_mut().filter(|reason| reason.answer == Answer::Unknown);
+            unknown.for_each(|reason| *reason = Reason::dropped(dropped));
+        }
+        let now = self.miss_causes.now();
         Ok(Explanation {
-            stretches: stretches(reasons),
+            spans: spans(reasons, now),
             other_scopes,
             is_registered: registered.is_some(),
-            remembered_seconds: self.departures.remembered_seconds(),
+            remembered_seconds: now / MICROS_PER_SECOND,
         })
     }
 
@@ -107,7 +133,7 @@ impl StoreCore {
         Reason { detail: Cow::Owned(why), ..Answer::AbsentVolume.into() }
     }
 
-    /// Explains the pages that the index lacks, if they are reserved or their departure is
+    /// Explains the pages that the index lacks, if they are reserved or their miss cause is
     /// remembered.
     fn explain_missing(
         &self,
@@ -125,12 +151,14 @@ impl StoreCore {
         for (hash, reason) in hashes.iter().zip(reasons) {
             if reserved.contains(hash) {
                 *reason = Answer::NotYetVisible.into();
-            } else if missing.contains(hash)
-                && let Some((departure, seconds)) = self.departures.of(*hash)
-            {
-                let (answer, detail) = departure.answer();
-                let detail = Cow::Borrowed(detail);
-                *reason = Reason { answer, detail, seconds_ago: Some(seconds) };
+            } else if !missing.contains(hash) {
+                continue;
+            } else if scope.is_some_and(|scope| self.index.locate(scope.slot, *hash).is_some()) {
+                // Committed since the index was searched.
+                *reason = Answer::NotYetVisible.into();
+            } else if let Some((cause, time)) = self.miss_causes.of(*hash) {
+                let (answer, detail) = cause.answer();
+                *reason = Reason { answer, detail: Cow::Borrowed(detail), time: Some(time) };
             }
         }
     }
@@ -207,17 +235,19 @@ impl StoreCore {
     }
 }
 
-/// Joins consecutive pages with the same answer and detail.
-fn stretches(reasons: Vec<Reason>) -> Vec<Stretch> {
-    let mut stretches: Vec<Stretch> = Vec::new();
-    for (at, Reason { answer, detail, seconds_ago }) in (0..).zip(reasons) {
-        match stretches.last_mut() {
+/// Joins consecutive pages with the same answer and detail. `now` is the end of their ages, in the
+/// unit of [`Reason::time`].
+fn spans(reasons: Vec<Reason>, now: u64) -> Vec<KeySpan> {
+    let mut spans: Vec<KeySpan> = Vec::new();
+    for (at, Reason { answer, detail, time }) in (0..).zip(reasons) {
+        match spans.last_mut() {
             Some(last) if last.answer == answer && last.detail == detail => last.pages += 1,
             _ => {
                 let detail = detail.into_owned();
-                stretches.push(Stretch { at, pages: 1, answer, detail, seconds_ago });
+                let seconds_ago = time.map(|time| now.saturating_sub(time) / MICROS_PER_SECOND);
+                spans.push(KeySpan { at, pages: 1, answer, detail, seconds_ago });
             }
         }
     }
-    stretches
+    spans
 }

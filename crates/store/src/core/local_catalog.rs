@@ -1,7 +1,7 @@
 //! The owner's [`Catalog`] for one client.
 
 use super::StoreCore;
-use super::departures::Departure;
+use super::miss_causes::MissCause;
 use crate::catalog::{Catalog, Request, Response};
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Result};
@@ -37,7 +37,7 @@ impl StoreCore {
         state.space.add_to_limbo(freed);
         let pages = state.reservations.disconnect(client);
         drop(state);
-        self.departures.note(pages, Departure::Abandoned);
+        self.miss_causes.note(pages, MissCause::Abandoned);
         self.maintenance.wake_periodic();
     }
 }

@@ -8,7 +8,6 @@
 mod absence;
 mod commit;
 mod copies;
-mod departures;
 mod disk_call;
 mod durability;
 mod eviction;
@@ -20,6 +19,7 @@ mod listing;
 mod local_catalog;
 mod lookup;
 mod maintenance;
+mod miss_causes;
 mod recovery;
 mod removal;
 mod reservations;
@@ -35,6 +35,7 @@ mod waiting_children;
 
 pub use local_catalog::LocalCatalog;
 pub use maintenance::verify::{DamagedPage, Verification};
+pub use miss_causes::remembered_answers;
 pub use space::capacity::CapacityChange;
 
 use crate::options::Options;
@@ -42,12 +43,12 @@ use crate::stats::Counters;
 use crate::transfer_counts::TransferTotals;
 use absence::hidden::Hidden;
 use copies::Copies;
-use departures::Departures;
 use disk_call::DiskCalls;
 use lifecycle::Lifecycle;
 use limits::admission::PutAdmission;
 use limits::quota::QuotaBuilds;
 use maintenance::Maintenance;
+use miss_causes::MissCauses;
 use parking_lot::Mutex;
 use reservations::ReservationLog;
 use ritornello_format::Manifest;
@@ -85,7 +86,7 @@ pub struct StoreCore {
     counters: Counters,
     /// Puts and gets of all processes.
     transfers: TransferTotals,
-    departures: Departures,
+    miss_causes: MissCauses,
 }
 
 impl StoreCore {

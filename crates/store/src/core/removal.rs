@@ -1,7 +1,7 @@
 //! Removing pages: deleted pages, damaged pages, and the pages of dropped scopes.
 
 use super::StoreCore;
-use super::departures::Departure;
+use super::miss_causes::MissCause;
 use super::state::State;
 use crate::catalog::ScopeRef;
 use parking_lot::MutexGuard;
@@ -19,7 +19,7 @@ impl StoreCore {
         let mut state = self.state.lock();
         let present = self.index.exists(scope.slot, &scoped);
         let removed = self.index.remove(scope.slot, &scoped);
-        self.departures.note_removed(&removed, Departure::Deleted);
+        self.miss_causes.note_removed(&removed, MissCause::Deleted);
         let (pages, _) = self.state.apply_removals(&mut state, removed, None);
         self.counters.deleted_pages.add(pages);
         self.wake_if_limbo_is_large(&state);
@@ -52,7 +52,7 @@ impl StoreCore {
         // under this lock. Later commits find the scope dropped.
         drop(self.state.lock());
         for (slot, id) in gone {
-            self.departures.note_dropped(id);
+            self.miss_causes.note_dropped(id);
             // Count the removal as pending: until it is applied, `state` counts runs that the index
             // has dropped.
             self.state.lock().removals.dropping += 1;
@@ -121,7 +121,7 @@ impl StoreCore {
         page: PageHash,
     ) {
         let removed = self.index.remove(scope.slot, &[page]);
-        self.departures.note_removed(&removed, Departure::FailedVerification);
+        self.miss_causes.note_removed(&removed, MissCause::FailedVerification);
         let (pages, damaged_extents) = self.state.apply_removals(state, removed, Some(run));
         self.counters.damaged_pages.add(pages);
         state.space.quarantine(damaged_extents);

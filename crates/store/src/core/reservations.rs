@@ -6,7 +6,7 @@
 //! because a power loss ends the clients too.
 
 use super::StoreCore;
-use super::departures::Departure;
+use super::miss_causes::MissCause;
 use crate::catalog::{LeaseNumber, ScopeRef};
 use crate::client_id::ClientId;
 use crate::directory::Directory;
@@ -258,7 +258,7 @@ impl StoreCore {
             self.counters.runs_abandoned.add(reservation.runs.len() as u64);
             state.release_lease(reservation.lease.0);
             drop(state);
-            self.departures.note(reservation.pages(), Departure::Abandoned);
+            self.miss_causes.note(reservation.pages(), MissCause::Abandoned);
             let logged = reservation.client != ClientId::LOCAL;
             (reservation.into_extents(), logged)
         } else {

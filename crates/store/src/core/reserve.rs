@@ -1,8 +1,8 @@
 //! Reserving space for a put: groups the missing pages into runs and places each of them.
 
 use super::StoreCore;
-use super::departures::Departure;
 use super::limits::admission::Admitted;
+use super::miss_causes::MissCause;
 use super::reservations::{PlannedRun, Reservation};
 use super::space::SpaceDeadline;
 use crate::catalog::{LeaseNumber, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
@@ -129,7 +129,7 @@ impl StoreCore {
         let cut = (put.hashes.len() - end) as u64;
         self.counters.refused_absent_space.add(cut);
         self.counters.refused_pages.add(cut);
-        self.departures.note(put.hashes.drain(end..), Departure::Refused(Refusal::Absent));
+        self.miss_causes.note(put.hashes.drain(end..), MissCause::Refused(Refusal::Absent));
         put.keys = &put.keys[..end];
         Some(Refusal::Absent)
     }

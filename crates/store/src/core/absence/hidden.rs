@@ -16,7 +16,8 @@ pub(crate) enum Cause {
     Behind,
 }
 
-/// The runs hidden from lookups. The lock on `runs` is the last in the lock order. The lock is held
+/// The runs hidden from lookups. In the lock order only the locks of
+/// [`MissCauses`](crate::core::miss_causes::MissCauses) follow the lock on `runs`. The lock is held
 /// only while this map is read or replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Hidden {

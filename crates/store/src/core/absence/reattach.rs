@@ -2,7 +2,7 @@
 
 use super::hidden::{Cause, Hidden};
 use crate::core::StoreCore;
-use crate::core::departures::Departure;
+use crate::core::miss_causes::MissCause;
 use crate::core::state::State;
 use crate::directory::Directory;
 use crate::volumes::VolumeState;
@@ -265,7 +265,7 @@ impl StoreCore {
             let allocator = state.space.allocator();
             extents.retain(|e| !unmarked.contains(e) && allocator.has_segment(e.segment));
         }
-        self.departures.note_removed(&removed, Departure::SpaceLost);
+        self.miss_causes.note_removed(&removed, MissCause::SpaceLost);
         state.apply_removals(removed, None).0
     }
 
@@ -290,7 +290,7 @@ impl StoreCore {
         for run in lost {
             let mut state = self.state.lock();
             let removed = self.index.truncate(run, 0);
-            self.departures.note_removed(&removed, Departure::DirectoryForgotten);
+            self.miss_causes.note_removed(&removed, MissCause::DirectoryForgotten);
             let (pages, _) = state.apply_removals(removed, None);
             self.counters.deleted_pages.add(pages);
         }

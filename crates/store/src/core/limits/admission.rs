@@ -3,7 +3,7 @@
 use crate::admission::{Admission, AdmissionMode, AdmissionRefusal, WriteBudget};
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use crate::core::StoreCore;
-use crate::core::departures::Departure;
+use crate::core::miss_causes::MissCause;
 use crate::core::reservations::PlannedRun;
 use crate::options::Options;
 use crate::stats::AdmissionStats;
@@ -122,7 +122,7 @@ impl StoreCore {
         for (reason, pages, part) in refused {
             let Some(reason) = reason else { continue };
             let missing = part.filter(|at| !present[*at]).map(|at| hashes[at]);
-            self.departures.note(missing, Departure::Refused(reason));
+            self.miss_causes.note(missing, MissCause::Refused(reason));
             let counters = &self.counters;
             let counter = match reason {
                 Refusal::NoSpace | Refusal::Deadline => &counters.refused_space,

@@ -7,7 +7,6 @@ use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::core::absence::Absence;
 use crate::core::absence::hidden::Hidden;
 use crate::core::copies::Copies;
-use crate::core::departures::Departures;
 use crate::core::disk_call::DiskCalls;
 use crate::core::lifecycle::{Lifecycle, OpenReport};
 use crate::core::limits::admission::PutAdmission;
@@ -17,6 +16,7 @@ use crate::core::limits::retained_runs::Retention;
 use crate::core::limits::store_clock::StoreClock;
 use crate::core::limits::usage::Usage;
 use crate::core::maintenance::Maintenance;
+use crate::core::miss_causes::MissCauses;
 use crate::core::reservations::{ReservationLog, Reservations, Withheld};
 use crate::core::residents::Residents;
 use crate::core::scopes::Scopes;
@@ -233,7 +233,7 @@ impl StoreCore {
             disk_calls: DiskCalls::default(),
             counters: Counters::default(),
             transfers: TransferTotals::default(),
-            departures: Departures::new(budget.capacity),
+            miss_causes: MissCauses::new(budget.capacity),
         });
         core.start_drain();
         core.enforce_quotas();

@@ -2,9 +2,9 @@
 
 use super::StoreSpace;
 use crate::core::StoreCore;
-use crate::core::departures::Departure;
 use crate::core::durability::{BACKGROUND_SYNC_TIMEOUT, busy};
 use crate::core::eviction_cause::EvictionCause;
+use crate::core::miss_causes::MissCause;
 use crate::core::shape::ShapeChange;
 use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
 use ritornello_index::RunId;
@@ -95,7 +95,7 @@ impl StoreCore {
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
                 let cause = EvictionCause::Segment;
-                self.departures.note_removed(&removed, Departure::Evicted(cause));
+                self.miss_causes.note_removed(&removed, MissCause::Evicted(cause));
                 let (pages, _) = state.apply_removals(removed, None);
                 self.count_evicted(pages, cause);
             }

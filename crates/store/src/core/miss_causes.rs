@@ -1,0 +1,293 @@
+//! Why pages are not stored: evictions, removals, damage, refusals and abandoned puts that this owner
+//! remembers.
+//!
+//! The hash of a page selects a bucket of a fixed table, in which a new entry overwrites the
+//! oldest. An entry has 64 bits of the hash, so the probability that an answer is about another
+//! page is at most 2^-62. The table takes at most [`TABLE_BYTES_MAX`]. Dropped scopes are remembered as
+//! scopes, because their pages would displace all other entries.
+
+use super::eviction_cause::EvictionCause;
+use crate::catalog::Refusal;
+use crate::explanation::Answer;
+use parking_lot::Mutex;
+use ritornello_format::{PageHash, ScopeId};
+use ritornello_index::Removed;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Maximum bytes of the table: 2^19 entries of 16 bytes.
+const TABLE_BYTES_MAX: usize = 8 << 20;
+/// The table has an entry for each page that the store would hold if each had this length, up to
+/// [`TABLE_BYTES_MAX`].
+const ENTRY_PAGE_BYTES: u64 = 16 << 10;
+/// Entries of a bucket, which is as long as a cache line.
+const WAYS: usize = 4;
+const BUCKETS_MAX: usize = TABLE_BYTES_MAX / size_of::<Bucket>();
+/// Maximum dropped scopes that are remembered.
+const SCOPES_MAX: usize = 1024;
+/// Bits of [`Entry`]'s second word that have the number of the cause; the other bits have the time.
+const NUMBER_BITS: u32 = 8;
+/// The detail of [`Answer::Removed`] for a page of a dropped scope.
+pub(in crate::core) const SCOPE_DROPPED: &str = "scope_dropped";
+
+/// The high half of a page's hash; then the microseconds from the opening to the record, and the
+/// number of the cause, which is zero in an unused entry.
+type Entry = [u64; 2];
+
+/// The newest entry first.
+type Bucket = [Entry; WAYS];
+
+/// Why a page is not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum MissCause {
+    Evicted(EvictionCause),
+    Deleted,
+    /// The page was in an absent directory that was forgotten.
+    DirectoryForgotten,
+    FailedVerification,
+    /// The space of the page was in use when its volume returned.
+    SpaceLost,
+    Refused(Refusal),
+    Abandoned,
+}
+
+/// Gives each cause its number in an [`Entry`]. The compiler refuses a list that lacks a cause.
+macro_rules! numbers {
+    ($($number:literal => $cause:ident $(($of:ident::$word:ident))?,)*) => {
+        impl MissCause {
+            const ALL: [Self; [$($number),*].len()] = [$(Self::$cause $(($of::$word))?),*];
+
+            const fn number(self) -> u64 {
+                match self {
+                    $(Self::$cause $(($of::$word))? => $number,)*
+                }
+            }
+
+            const fn numbered(number: u64) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$cause $(($of::$word))?),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+numbers! {
+    1 => Evicted(EvictionCause::Space),
+    2 => Evicted(EvictionCause::Quota),
+    3 => Evicted(EvictionCause::Index),
+    4 => Evicted(EvictionCause::Segment),
+    5 => Deleted,
+    6 => DirectoryForgotten,
+    7 => FailedVerification,
+    8 => SpaceLost,
+    9 => Refused(Refusal::NoSpace),
+    10 => Refused(Refusal::Deadline),
+    11 => Refused(Refusal::Metadata),
+    12 => Refused(Refusal::Quota),
+    13 => Refused(Refusal::Admission),
+    14 => Refused(Refusal::WriteBudget),
+    15 => Refused(Refusal::IndexMemory),
+    16 => Refused(Refusal::Absent),
+    17 => Abandoned,
+}
+
+impl MissCause {
+    /// The answer, and its detail.
+    pub(in crate::core) const fn answer(self) -> (Answer, &'static str) {
+        match self {
+            Self::Evicted(cause) => (Answer::Evicted, cause.word()),
+            Self::Deleted => (Answer::Removed, "deleted"),
+            Self::DirectoryForgotten => (Answer::Removed, "directory_forgotten"),
+            Self::FailedVerification => (Answer::Damaged, "verification"),
+            Self::SpaceLost => (Answer::Damaged, "space"),
+            Self::Refused(refusal) => (Answer::Refused, refusal.word()),
+            Self::Abandoned => (Answer::Abandoned, ""),
+        }
+    }
+}
+
+/// Returns all answers that an owner remembers, each with its detail.
+pub fn remembered_answers() -> impl Iterator<Item = (Answer, &'static str)> {
+    let dropped = (Answer::Removed, SCOPE_DROPPED);
+    MissCause::ALL.into_iter().map(MissCause::answer).chain([dropped])
+}
+
+/// The miss causes since the store was opened. Times are in microseconds from the opening. The
+/// locks are the last in the lock order, and are held only while a bucket or the list of scopes is
+/// read or changed.
+#[derive(Debug)]
+pub(in crate::core) struct MissCauses {
+    opened: Instant,
+    table: Mutex<Vec<Bucket>>,
+    /// The dropped scopes, each with the time of the drop; the newest last.
+    scopes: Mutex<VecDeque<(ScopeId, u64)>>,
+}
+
+impl MissCauses {
+    /// The miss causes of a store that is opened with a capacity of `capacity` bytes.
+    pub(in crate::core) fn new(capacity: u64) -> Self {
+        let buckets = capacity / ENTRY_PAGE_BYTES / WAYS as u64;
+        let buckets = usize::try_from(buckets).unwrap_or(usize::MAX).clamp(1, BUCKETS_MAX);
+        // Memory of zeroes is reserved, and not touched before its use.
+        let table = Mutex::new(vec![[[0; 2]; WAYS]; buckets]);
+        Self { opened: Instant::now(), table, scopes: Mutex::default() }
+    }
+
+    /// Microseconds since the store was opened.
+    pub(in crate::core) fn now(&self) -> u64 {
+        self.opened.elapsed().as_micros() as u64
+    }
+
+    /// Records why `pages` are not stored. Skips [`PageHash::NONE`].
+    pub(in crate::core) fn note(
+        &self,
+        pages: impl IntoIterator<Item = PageHash>,
+        cause: MissCause,
+    ) {
+        self.note_at(pages, cause, self.now());
+    }
+
+    /// Records that the index removed pages.
+    pub(in crate::core) fn note_removed(&self, removed: &[Removed], cause: MissCause) {
+        self.note(removed.iter().flat_map(|gone| &gone.hashes).copied(), cause);
+    }
+
+    fn note_at(&self, pages: impl IntoIterator<Item = PageHash>, cause: MissCause, time: u64) {
+        let value = time << NUMBER_BITS | cause.number();
+        for page in pages.into_iter().filter(|page| *page != PageHash::NONE) {
+            // Locked for each page: a lock that no thread waits for costs less than the memory
+            // access, and `explain` holds up no eviction for longer than one bucket.
+            let mut table = self.table.lock();
+            let at = bucket_of(page, table.len());
+            let bucket = &mut table[at];
+            let same = bucket.iter().position(|entry| is_of(entry, page));
+            bucket[..=same.unwrap_or(WAYS - 1)].rotate_right(1);
+            bucket[0] = [page.high(), value];
+        }
+    }
+
+    /// The last miss cause of a page, and its time; `None` if none is remembered.
+    pub(in crate::core) fn of(&self, page: PageHash) -> Option<(MissCause, u64)> {
+        let table = self.table.lock();
+        let bucket = table[bucket_of(page, table.len())];
+        drop(table);
+        let [_, value] = bucket.into_iter().find(|entry| is_of(entry, page))?;
+        let cause = MissCause::numbered(value & ((1 << NUMBER_BITS) - 1))?;
+        Some((cause, value >> NUMBER_BITS))
+    }
+
+    /// Records that a scope was dropped with its pages.
+    pub(in crate::core) fn note_dropped(&self, id: ScopeId) {
+        let time = self.now();
+        let mut scopes = self.scopes.lock();
+        scopes.retain(|(dropped, _)| *dropped != id);
+        if scopes.len() == SCOPES_MAX {
+            scopes.pop_front();
+        }
+        scopes.push_back((id, time));
+    }
+
+    /// The time at which the scope with this id was last dropped; `None` if no drop is remembered.
+    pub(in crate::core) fn dropped_at(&self, id: ScopeId) -> Option<u64> {
+        let scopes = self.scopes.lock();
+        scopes.iter().find(|(dropped, _)| *dropped == id).map(|(_, time)| *time)
+    }
+}
+
+fn bucket_of(page: PageHash, buckets: usize) -> usize {
+    page.low() as usize % buckets
+}
+
+fn is_of([high, value]: &Entry, page: PageHash) -> bool {
+    *high == page.high() && *value != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page number `number` of bucket `bucket`.
+    fn page(bucket: u64, number: u64) -> PageHash {
+        PageHash(((u128::from(number) << 64) | u128::from(bucket)).to_le_bytes())
+    }
+
+    const EVICTED: MissCause = MissCause::Evicted(EvictionCause::Quota);
+
+    #[test]
+    fn every_cause_is_remembered() {
+        let causes = MissCauses::new(u64::MAX);
+        for (at, cause) in (1..).zip(MissCause::ALL) {
+            causes.note_at([page(at, 7), page(at, 8)], cause, at);
+        }
+        for (at, cause) in (1..).zip(MissCause::ALL) {
+            assert_eq!(causes.of(page(at, 7)), Some((cause, at)));
+            assert_eq!(causes.of(page(at, 8)), Some((cause, at)));
+            assert_eq!(causes.of(page(at, 9)), None);
+        }
+        let words: Vec<_> = remembered_answers().collect();
+        assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
+    }
+
+    #[test]
+    fn full_bucket_forgets_its_oldest_page() {
+        let causes = MissCauses::new(u64::MAX);
+        for number in 0..WAYS as u64 {
+            causes.note_at([page(3, number)], EVICTED, 0);
+        }
+        // A page that is recorded again is as new as a new page, and takes no second entry.
+        causes.note_at([page(3, 0)], MissCause::Deleted, 0);
+        causes.note_at([page(3, 99)], EVICTED, 0);
+        assert_eq!(causes.of(page(3, 1)), None);
+        assert_eq!(causes.of(page(3, 0)), Some((MissCause::Deleted, 0)));
+        for kept in [2, 3, 99] {
+            assert_eq!(causes.of(page(3, kept)), Some((EVICTED, 0)), "{kept}");
+        }
+    }
+
+    #[test]
+    fn hole_and_unused_entry_are_no_page() {
+        let causes = MissCauses::new(u64::MAX);
+        causes.note_at([PageHash::NONE], EVICTED, 0);
+        assert_eq!((causes.of(PageHash::NONE), causes.of(page(0, 0))), (None, None));
+        causes.note_at([page(5, 0)], EVICTED, 0);
+        assert_eq!(causes.of(page(5, 0)), Some((EVICTED, 0)), "the high half may be zero");
+    }
+
+    #[test]
+    fn last_cause_has_its_time() {
+        let mut causes = MissCauses::new(u64::MAX);
+        causes.note_at([page(1, 1)], EVICTED, 10);
+        causes.note_at([page(1, 1)], MissCause::Deleted, 30);
+        assert_eq!(causes.of(page(1, 1)), Some((MissCause::Deleted, 30)));
+        let Some(opened) = Instant::now().checked_sub(std::time::Duration::from_secs(100)) else {
+            return;
+        };
+        causes.opened = opened;
+        causes.note([page(1, 2)], EVICTED);
+        let (_, time) = causes.of(page(1, 2)).unwrap();
+        assert!((100_000_000..=causes.now()).contains(&time), "{time}");
+    }
+
+    #[test]
+    fn oldest_dropped_scope_is_forgotten() {
+        let causes = MissCauses::new(u64::MAX);
+        let id = |number: usize| ScopeId((number as u128).to_le_bytes());
+        (0..SCOPES_MAX).for_each(|number| causes.note_dropped(id(number)));
+        causes.note_dropped(id(0));
+        causes.note_dropped(id(SCOPES_MAX));
+        let is_known = |number: usize| causes.dropped_at(id(number)).is_some();
+        assert!(is_known(0) && !is_known(1) && is_known(2) && is_known(SCOPES_MAX));
+    }
+
+    #[test]
+    fn table_grows_with_the_store_up_to_its_maximum() {
+        let bytes = |capacity| MissCauses::new(capacity).table.lock().len() * size_of::<Bucket>();
+        assert_eq!((bytes(0), bytes(24 << 20)), (64, 24 << 10));
+        assert_eq!((bytes(8 << 30), bytes(u64::MAX)), (TABLE_BYTES_MAX, TABLE_BYTES_MAX));
+        let small = MissCauses::new(0);
+        small.note_at([page(7, 1)], EVICTED, 0);
+        assert_eq!(small.of(page(7, 1)), Some((EVICTED, 0)));
+    }
+}
