@@ -63,8 +63,8 @@ impl Membership {
     /// If the lock was free, any error of [`ritornello_store::StoreCore::open`], and `Retry` if the
     /// server cannot start. If another process owns the store, `Invalid` for an owner of another
     /// user; `Retry` for an owner that does not listen, refuses this client, has no common protocol
-    /// version, or reopens the store. `Fatal` if the path leads to another directory (unless
-    /// `known`); `Closed` if this process closes the store during the call.
+    /// version, or reopens the store. `Fatal` if the path leads to another directory; `Closed` if
+    /// this process closes the store during the call.
     pub(crate) fn join(
         opening: &OpenContext,
         until: Instant,

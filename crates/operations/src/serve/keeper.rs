@@ -115,8 +115,8 @@ impl Served {
             Ok(_) if node.is_replaced() => return Ok(None),
             Ok(role) => role,
             Err(error) if is_left(&error) => return Ok(None),
-            // No owner responds, or the path leads elsewhere, so this process continues to wait.
-            // The log has the reason at level `debug`.
+            // No owner responds, or the store cannot be opened yet, so this process continues to
+            // wait. The log has the reason at level `debug`.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
             Err(error) if error.kind() == ErrorKind::Fatal => {
                 let since = self.elsewhere_since.get_or_insert_with(Instant::now);
