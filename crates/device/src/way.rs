@@ -14,9 +14,10 @@ const GATHER_GRID: u32 = 2;
 /// the pool has no measurement. Shorter pieces are moved by the copy engines only if these take at
 /// most [`SHORT_SHARE`] of the kernel's time.
 const COPY_FROM: u64 = 128 << 10;
-/// Maximum time of the copy engines, as a part of a kernel's time, at which they move short pieces.
-/// Less than 1, because loads take the copy engines longer than the measurement: on an H200 some
-/// loads of pieces of 32 KiB took twice as long by them as by a kernel.
+/// The copy engines move short pieces only if their measured time is at most this part of the
+/// kernel's. It is less than 1, because the copy engines are slower in loads than in the
+/// measurement: on an H200 some loads of pieces of 32 KiB took twice as long by them as by a
+/// kernel.
 const SHORT_SHARE: f64 = 0.8;
 
 /// How bytes are moved.

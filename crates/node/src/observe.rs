@@ -2,10 +2,10 @@
 //!
 //! An observer never takes the store's lock, so it never becomes the owner, and it has no name
 //! under `clients/`, so it does not count as a client, and holds no lease or reservation. It sends
-//! one request, `Stats`, on a connection that it then closes. Exceptions: it becomes a client for
-//! one request if the owner speaks only protocol versions without observers, and to ask for an
-//! explanation, because a list of keys may be longer than a message of an observer. If no process
-//! owns the store, the observer reads the store's files and changes none of them.
+//! one request, `Stats`, on a connection that it then closes. It becomes a client for one request
+//! in two cases: the owner speaks only protocol versions without observers; or it asks for an
+//! explanation, whose list of keys may be longer than a message of an observer. If no process owns
+//! the store, the observer reads the store's files and changes none of them.
 
 use crate::channel::Channel;
 use crate::client::{Client, late, response, unexpected};

@@ -80,7 +80,7 @@ pub fn run(context: &Context, args: &ExplainArgs) -> Result<Status, Failure> {
 /// Reads at most [`EXPLAINED_KEYS_MAX`] keys in hexadecimal digits, one per line; skips empty lines.
 fn read_keys(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let mut text = String::new();
-    // One byte more, so that a longer file is noticed.
+    // Reads one byte more than a valid list has, so that a longer list is refused and not cut.
     let most = KEYS_BYTES_MAX + 1;
     let read = if path == Path::new("-") {
         std::io::stdin().take(most).read_to_string(&mut text)

@@ -96,7 +96,8 @@ pub struct OtherScope {
     pub id: String,
     /// The model that the scope names.
     pub model: String,
-    /// How the scope differs from the scope of the question. `None` if the owner knows only the id
-    /// of the latter, because neither the question nor a registration describes it.
+    /// How this scope differs from the scope that was asked about. `None` if the owner has no
+    /// description of the scope that was asked about, neither from a registration nor from the
+    /// caller.
     pub differs: Option<Vec<FieldDifference>>,
 }

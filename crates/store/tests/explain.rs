@@ -40,7 +40,7 @@ fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u32)> 
     vec![(answer, detail.to_owned(), pages)]
 }
 
-/// Asserts that the first span that is no hit has this answer, this detail, and an age.
+/// Asserts answer and detail of the first missing pages, and that their answer has an age.
 fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
     let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);

@@ -118,6 +118,8 @@ impl Served {
             // No owner responds, or the store cannot be opened yet, so this process continues to
             // wait. The log has the reason at level `debug`.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
+            // The path leads elsewhere. If another store is there, the node will notice that and
+            // close itself.
             Err(error) if error.kind() == ErrorKind::Fatal => {
                 let since = self.elsewhere_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= PATH_CHECK {

@@ -32,7 +32,7 @@ const FAILURES: [Code; 17] = [
 /// fail in this time too, so it uses no block to which a copy may still write.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What is known about the failure of a context.
+/// Whether a context has failed, as far as its calls have shown.
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     has_failed: AtomicBool,

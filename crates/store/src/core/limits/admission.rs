@@ -103,8 +103,8 @@ impl StoreCore {
     }
 
     /// Counts refused pages by reason, remembers the reason of each, and refunds the charge for pages
-    /// that will not be written. `last` is the reason why admitted pages are missing in `runs`, if
-    /// any are.
+    /// that will not be written. `last` is the reason of the admitted pages that no run of `runs`
+    /// has.
     pub(crate) fn count_refused(
         &self,
         hashes: &[PageHash],
