@@ -15,18 +15,25 @@
 //! than 5.14 and its `madvise` cannot fault pages in.
 
 use ritornello_medium::MediumFile;
+use rustix::fd::BorrowedFd;
 use rustix::fs::fstat;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-/// Bytes that are faulted in together: a huge page.
-const FAULT_BYTES: usize = 2 << 20;
+/// A huge page: the alignment of maps, and the bytes that are faulted in together.
+pub(crate) const HUGE: usize = 2 << 20;
+/// Bytes for which one call requests huge pages.
+const COLLAPSE_BYTES: usize = 16 * HUGE;
+/// Time of one such call after which no more huge pages are requested: memory is fragmented, and
+/// the kernel moves other pages to make room.
+const COLLAPSE_TIME: Duration = Duration::from_millis(250);
 
 /// A shared mapping of a whole segment file, not inherited by forked children.
 pub(crate) struct Map {
@@ -53,12 +60,8 @@ impl Map {
     pub(crate) fn new(file: &Arc<dyn MediumFile>, length: u64) -> io::Result<Option<Self>> {
         let Some(descriptor) = file.descriptor() else { return Ok(None) };
         let length = usize::try_from(length).map_err(io::Error::other)?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let at = std::ptr::null_mut();
-        // SAFETY: a new mapping overlaps no other.
-        let base = unsafe { mmap(at, length, access, MapFlags::SHARED, descriptor, 0) }?;
-        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        let faulted = (0..length.div_ceil(FAULT_BYTES)).map(|_| AtomicBool::new(false)).collect();
+        let base = map_aligned(descriptor, length)?;
+        let faulted = (0..length.div_ceil(HUGE)).map(|_| AtomicBool::new(false)).collect();
         let file = Arc::clone(file);
         let map = Self { file, base, length, faulted, process: std::process::id() };
         // SAFETY: the mapping was made above. A child must not keep memory that its parent unmaps.
@@ -91,12 +94,12 @@ impl Map {
         if end > self.length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        for piece in range.start as usize / FAULT_BYTES..end.div_ceil(FAULT_BYTES) {
+        for piece in range.start as usize / HUGE..end.div_ceil(HUGE) {
             if self.faulted[piece].load(Ordering::Relaxed) {
                 continue;
             }
-            let at = piece * FAULT_BYTES;
-            let length = FAULT_BYTES.min(self.length - at);
+            let at = piece * HUGE;
+            let length = HUGE.min(self.length - at);
             // SAFETY: inside the mapping of `self`; the call changes no byte.
             let populated = unsafe {
                 madvise(self.base.as_ptr().byte_add(at), length, Advice::LinuxPopulateRead)
@@ -106,6 +109,37 @@ impl Map {
                 // page in.
                 Ok(()) | Err(Errno::INVAL) => self.faulted[piece].store(true, Ordering::Relaxed),
                 Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates the memory of a new file in huge pages. The file must have the map's length.
+    /// After an error, and behind the last whole huge page, some bytes have no memory yet:
+    /// [`MediumFile::allocate`] must follow.
+    ///
+    /// # Errors
+    /// Any error of `madvise(2)`: the kernel denies huge pages (`shmem_enabled`), has none free, or
+    /// is older than 6.1. On an older kernel the memory is in huge pages nevertheless if the mount
+    /// allows them. `TimedOut` if the kernel took long to make room for a huge page.
+    pub(crate) fn allocate_huge(&self) -> io::Result<()> {
+        let whole = self.length / HUGE * HUGE;
+        let at = |offset: usize| self.base.as_ptr().wrapping_byte_add(offset);
+        // The kernel collapses only ranges in which some page is allocated. If the mount allows
+        // huge pages, these calls allocate them.
+        for offset in (0..whole).step_by(HUGE) {
+            // SAFETY: inside the mapping of `self`; the call changes no byte.
+            unsafe { madvise(at(offset), 1, Advice::LinuxPopulateWrite) }?;
+        }
+        for offset in (0..whole).step_by(COLLAPSE_BYTES) {
+            let begun = Instant::now();
+            let length = COLLAPSE_BYTES.min(whole - offset);
+            // SAFETY: inside the mapping of `self`; the call changes no byte.
+            if unsafe { libc::madvise(at(offset), length, libc::MADV_COLLAPSE) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            if begun.elapsed() > COLLAPSE_TIME {
+                return Err(io::ErrorKind::TimedOut.into());
             }
         }
         Ok(())
@@ -124,11 +158,37 @@ impl Drop for Map {
             return;
         }
         // SAFETY: mapped in `new`, and not in use: every copy holds a reference to `self`.
-        let unmapped = unsafe { munmap(self.base.as_ptr(), self.length) };
+        let unmapped = unsafe { munmap(self.base.as_ptr(), self.length.next_multiple_of(HUGE)) };
         if let Err(error) = unmapped {
             tracing::warn!(%error, "a segment could not be unmapped");
         }
     }
+}
+
+/// Maps the first `length` bytes of a file at a multiple of [`HUGE`], since the pages of any other
+/// map are small. The address space behind the bytes is reserved up to the next multiple.
+fn map_aligned(file: BorrowedFd<'_>, length: usize) -> io::Result<NonNull<c_void>> {
+    let kept = length.checked_next_multiple_of(HUGE).ok_or(Errno::NOMEM)?;
+    let reserved = kept.checked_add(HUGE).ok_or(Errno::NOMEM)?;
+    let (none, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: a new mapping overlaps no other.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), reserved, none, flags) }?;
+    let head = start.align_offset(HUGE).min(HUGE);
+    let base = start.wrapping_byte_add(head);
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+    // SAFETY: replaces a part of the mapping made above, which is not in use.
+    let mapped = unsafe { mmap(base, length, access, flags, file, 0) };
+    let (rest, left) = match mapped {
+        Ok(_) => (base.wrapping_byte_add(kept), HUGE - head),
+        Err(_) => (base, reserved - head),
+    };
+    for (unused, bytes) in [(start, head), (rest, left)] {
+        if bytes > 0 {
+            // SAFETY: a part of the mapping made above, which is not in use.
+            unsafe { munmap(unused, bytes) }?;
+        }
+    }
+    Ok(NonNull::new(mapped?).ok_or(Errno::NOMEM)?)
 }
 
 #[cfg(test)]
@@ -160,6 +220,48 @@ mod tests {
             assert_eq!(unsafe { two.ptr_at(at).read() }, at as u8 | 1);
         }
         assert!(one.fault_in(BYTES - 1..BYTES + 1).is_err());
+    }
+
+    /// Bytes of the mapping at `address` that are in huge pages.
+    fn huge_bytes(address: usize) -> usize {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let found = smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));
+        let kib = found.into_iter().find_map(|line| line.strip_prefix("ShmemPmdMapped:")).unwrap();
+        kib.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    /// A kernel may deny huge pages; an `Ok` must be true.
+    #[test]
+    fn memory_is_in_huge_pages_in_every_map() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let access = Access { write: true, create: true, direct: false };
+        let file = Host.open(&dir.path().join("seg-000000"), access).unwrap();
+        file.set_len(BYTES).unwrap();
+        let map = Map::new(&file, BYTES).unwrap().unwrap();
+        let outcome = map.allocate_huge();
+        file.allocate(BYTES).unwrap();
+        assert_eq!(file.allocated().unwrap(), BYTES);
+        let mut bytes = vec![1; BYTES as usize];
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+        assert!(bytes.iter().all(|byte| *byte == 0), "a new segment holds zeroes");
+        if outcome.is_ok() {
+            let other = Map::new(&file, BYTES).unwrap().unwrap();
+            other.fault_in(0..BYTES).unwrap();
+            for map in [&map, &other] {
+                assert_eq!(huge_bytes(map.ptr_at(0) as usize), 2 * HUGE);
+            }
+        }
+    }
+
+    #[test]
+    fn allocation_behind_the_end_of_the_file_is_an_error() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let access = Access { write: true, create: true, direct: false };
+        let file = Host.open(&dir.path().join("seg-000000"), access).unwrap();
+        // The file is shorter than the map, so the kernel cannot provide its last pages.
+        file.set_len(BYTES / 4).unwrap();
+        let map = Map::new(&file, BYTES).unwrap().unwrap();
+        assert!(map.allocate_huge().is_err(), "an error, and no signal");
     }
 
     #[test]

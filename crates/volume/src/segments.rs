@@ -183,13 +183,12 @@ impl Segments {
         }
         let access = Access { write: true, create: true, direct: self.volume(id).direct };
         let filled = self.medium.open(&path, access).and_then(|file| {
-            if self.maps.is_some() && huge::are_available(&path) {
-                // `fallocate` alone allocates small pages: fault the pages in through a map first.
+            if self.maps.is_some() {
+                // `fallocate` alone allocates small pages.
                 file.set_len(self.segment_bytes)?;
                 if let Some(map) = Map::new(&file, self.segment_bytes)? {
-                    // Ignore a failure: `allocate` reports it, because it means that memory is
-                    // short.
-                    let _ = map.fault_in(0..self.segment_bytes);
+                    // Ignore a failure: `allocate` allocates what is missing, in small pages.
+                    let _ = map.allocate_huge();
                 }
             }
             file.allocate(self.segment_bytes)?;

@@ -1,18 +1,27 @@
-//! Whether a file system in memory provides huge pages, which depends on its mount options.
+//! Whether a file system in memory provides huge pages, and what to do if it does not.
 
-use std::fs;
+use crate::map::{HUGE, Map};
+use ritornello_medium::{Access, Medium};
 use std::path::Path;
+use std::{fs, io};
 
 /// The kernel setting that overrides mount options, with `deny` or `force`.
 const KERNEL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Whether files at `path` get huge pages when they are mapped with `MADV_HUGEPAGE`.
-pub(super) fn are_available(path: &Path) -> bool {
-    why_unavailable(path).is_none()
+/// Whether the memory of a new file gets huge pages ([`Map::allocate_huge`]). Changes the file at
+/// `path`, which exists.
+pub(super) fn are_available(medium: &dyn Medium, path: &Path) -> bool {
+    let allocate = || -> io::Result<bool> {
+        let file = medium.open(path, Access { write: true, create: false, direct: false })?;
+        file.set_len(HUGE as u64)?;
+        let Some(map) = Map::new(&file, HUGE as u64)? else { return Ok(false) };
+        map.allocate_huge().map(|()| true)
+    };
+    allocate().unwrap_or(false)
 }
 
-/// Why files at `path` get no huge pages, and the command that provides huge pages; `None` if huge
-/// pages are available, or the mount of `path` is not found.
+/// Why files at `path` get no huge pages on a kernel that does not give them on request, and the
+/// command that provides huge pages; `None` if the mount of `path` allows them, or is not found.
 pub(super) fn why_unavailable(path: &Path) -> Option<String> {
     let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

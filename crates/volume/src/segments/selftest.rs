@@ -1,7 +1,7 @@
 //! Tests the capabilities of a directory by writing and reading a file in it.
 
-use super::Segments;
 use super::kind::{self, Trust};
+use super::{Segments, huge};
 use crate::io_engine::{Inline, IoEngine, IoVec, Op, Work};
 use crate::memory_block::Block;
 use ritornello_format::{Error, Result, UNIT};
@@ -31,6 +31,8 @@ pub(super) struct DirectoryTest {
     pub(super) direct: bool,
     /// Why `direct` is false; else empty.
     pub(super) why: String,
+    /// Whether files are in memory and get huge pages.
+    pub(super) huge: bool,
 }
 
 impl DirectoryTest {
@@ -62,6 +64,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
         |direct| medium.open(&path, Access { write: true, create: !direct, direct }),
         round_trip,
     );
+    let huge = trust == Trust::Memory && outcome.is_ok() && huge::are_available(medium, &path);
     // The file may not exist: ignore the error.
     let _ = medium.remove(&path);
     let outcome = match outcome {
@@ -82,7 +85,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
     let why = refusal.unwrap_or_default();
     let drains = kind::drains(room.kind);
     let direct = real && why.is_empty();
-    Ok(DirectoryTest { kind, trust, drains, real, descriptors, direct, why })
+    Ok(DirectoryTest { kind, trust, drains, real, descriptors, direct, why, huge })
 }
 
 /// The result of a trial; `refusal` is the reason if direct I/O is not possible.
