@@ -20,6 +20,8 @@ Engines:
     own-memory     as `own`, with the store in /dev/shm
     own-graphs     as `own`, with CUDA graphs
     NAME-restarted a new process with the store that the engine NAME has filled
+    own-together   as `own-memory-restarted`, with all prompts at once, and requests that are
+                   aborted. KV memory has room for three prompts, so that vLLM preempts
 
 Passes:
 
@@ -27,6 +29,7 @@ Passes:
     repeated       finds the prompts in GPU memory; of `none` and `own-graphs` only
     second         sends the prompts again, after GPU memory was overwritten with zeros
     restarted      the first pass of a new process, whose store was dropped from the page cache
+    together       all prompts at once; the time to the first token includes the wait for KV memory
 
 An answer is compared with the answer of `none` if the whole prompt was computed, or the whole
 prompt was found: a prompt that is found in part is computed in steps of other sizes, which round
@@ -123,7 +126,10 @@ def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows,
             "answer": "not compared",
             "equal blocks": f"{equal_blocks} of {len(cold['blocks'])}",
         }
-        if whole and alike:
+        if "preemptions" in answer:
+            row["preemptions"] = answer["preemptions"]
+        # Prompts that are computed together round differently.
+        if whole and alike and answer["pass"] != "together":
             same = alike[0]["output"] == answer["output"]
             row["answer"] = "equal" if same else "differs"
         if row["answer"] == "differs" or (whole and equal_blocks < len(cold["blocks"])):
@@ -146,7 +152,7 @@ def order(names: Sequence[str], measured: Sequence[str]) -> list[str]:
     for name in missing:
         kind = KINDS[name]
         if kind.restarted and not any(KINDS[one].store == kind.store for one in planned):
-            planned.append(name.removesuffix("-restarted"))
+            planned.append(next(one for one in KINDS if KINDS[one].store == kind.store))
         if name not in planned:
             planned.append(name)
     return planned

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -23,6 +24,9 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 ANSWER_TOKENS = 16
+# Tokens of an answer to a prompt that is sent together with others: it takes further blocks, and
+# vLLM preempts a request when no block is free.
+TOGETHER_TOKENS = 64
 # Saves of KV count as ended when the connector has written no bytes for this time.
 QUIET_SECONDS = 2.5
 SETTLE_SECONDS = 60.0
@@ -42,15 +46,23 @@ class Engine:
         self.scheduler = self.core.scheduler
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.last_blocks: list[int] = []
+        # Digests of the prompts of ended requests, and how often each was preempted, by request.
+        self.ended: dict[str, tuple[list[int], int]] = {}
+        self.digest_at_end = False
         self._record_blocks()
 
     def _record_blocks(self) -> None:
-        """Keeps the block ids of the request that ended last."""
+        """Keeps the block ids of the request that ended last and, with `digest_at_end`, the digests
+        of these blocks before other requests use them.
+        """
         manager, free = self.scheduler.kv_cache_manager, self.scheduler._free_request
 
         def recording(request: Any, *args: Any, **kwargs: Any) -> Any:
             (ids,) = manager.get_block_ids(request.request_id)
             self.last_blocks = list(ids)
+            if self.digest_at_end:
+                digests = self.prompt_digests(request.num_prompt_tokens)
+                self.ended[request.request_id.split("-")[0]] = (digests, request.num_preemptions)
             return free(request, *args, **kwargs)
 
         self.scheduler._free_request = recording
@@ -125,17 +137,40 @@ class Engine:
 
     def answer(self, prompt: list[int]) -> dict[str, Any]:
         (output,) = self.ask([prompt], ANSWER_TOKENS)
-        ttft = output.metrics.first_token_latency
+        return _answer(output, self.prompt_digests(len(prompt)))
+
+    def together(self, prompts: list[list[int]], seed: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Sends all prompts at once, in an order that `seed` determines, behind copies of half of
+        them that are aborted after a few steps. Yields the number of each prompt, and its answer.
+        """
+        engine, draw = self.llm.llm_engine, random.Random(seed)
+        order = draw.sample(range(len(prompts)), len(prompts))
+        aborted = [f"aborted/{number}" for number in order[::2]]
+        sampling = SamplingParams(
+            max_tokens=TOGETHER_TOKENS, temperature=0, ignore_eos=True, detokenize=False
+        )
+        for name in [*aborted, *map(str, order)]:
+            prompt = TokensPrompt(prompt_token_ids=prompts[int(name.split("/")[-1])])
+            engine.add_request(name, prompt, sampling)
+        outputs, self.ended, self.digest_at_end = [], {}, True
+        for _ in range(draw.randint(1, 3)):
+            outputs += engine.step()
+        engine.abort_request(aborted)
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        self.digest_at_end = False
+        for output in outputs:
+            if output.finished and output.request_id not in aborted:
+                digests, preemptions = self.ended[output.request_id]
+                answer = {**_answer(output, digests), "preemptions": preemptions}
+                yield int(output.request_id), answer
+
+    def prompt_digests(self, tokens: int) -> list[int]:
+        """Returns the digests of the full blocks of a prompt, of the request that ended last."""
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
-        return {
-            "tokens": len(prompt),
-            "cached": output.num_cached_tokens,
-            "ttft": ttft,
-            "output": list(output.outputs[0].token_ids),
-            # Leave out the block of the last token: even if all other tokens were loaded, vLLM
-            # computes this token, in a shorter step than in a cold pass, which rounds differently.
-            "blocks": self.digests((len(prompt) - 1) // block),
-        }
+        # Leave out the block of the last token: even if all other tokens were loaded, vLLM computes
+        # this token, in a shorter step than in a cold pass, which rounds differently.
+        return self.digests((tokens - 1) // block)
 
     def written(self) -> float:
         """Returns the bytes of KV that the connector has saved so far."""
@@ -163,6 +198,16 @@ class Engine:
                 last, changed = now, monotonic()
 
 
+def _answer(output: Any, blocks: list[int]) -> dict[str, Any]:
+    return {
+        "tokens": len(output.prompt_token_ids),
+        "cached": output.num_cached_tokens,
+        "ttft": output.metrics.first_token_latency,
+        "output": list(output.outputs[0].token_ids),
+        "blocks": blocks,
+    }
+
+
 def run(spec: dict[str, Any]) -> None:
     def emit(event: str, **what: Any) -> None:
         with Path(spec["events"]).open("a") as file:
@@ -183,11 +228,17 @@ def run(spec: dict[str, Any]) -> None:
     for _ in range(2):
         engine.ask([prompt(999, spec["warm"])], tokens=4)
     engine.ask([prompt(998, 100), prompt(997, 200)], tokens=4)
-    for label in spec["passes"]:
+    prompts = [prompt(seed, tokens) for seed, (_, tokens) in enumerate(spec["prompts"])]
+    for round_number, label in enumerate(spec["passes"]):
         engine.forget()
-        for seed, (name, tokens) in enumerate(spec["prompts"]):
+        if label == "together":
+            for number, asked in engine.together(prompts, round_number):
+                name = spec["prompts"][number][0]
+                emit("answer", **{"pass": label, "prompt": name}, **asked)
+            continue
+        for number, (name, _) in enumerate(spec["prompts"]):
             for repeat in ["", "repeated"][: 2 if spec["repeat"] and label == "cold" else 1]:
-                asked = engine.answer(prompt(seed, tokens))
+                asked = engine.answer(prompts[number])
                 emit("answer", **{"pass": repeat or label, "prompt": name}, **asked)
         if spec["stores"]:
             engine.settle()

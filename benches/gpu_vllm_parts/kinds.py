@@ -52,8 +52,9 @@ GRAPHS = {
 class Kind:
     """A kind of engine. `store`: the name of its store, "" for none; `restarted`: the store is not
     emptied, but kept from an earlier engine; `own_answers`: answers are compared with earlier
-    answers of the same engine; `own_copies`: Ritornello copies between GPU and store; `arguments`:
-    further arguments of `LLM`.
+    answers of the same engine; `own_copies`: Ritornello copies between GPU and store; `together`:
+    the prompts are sent at once, and KV memory has room for three of them; `arguments`: further
+    arguments of `LLM`.
     """
 
     connector: str = "RitornelloConnector"
@@ -61,6 +62,7 @@ class Kind:
     restarted: bool = False
     own_answers: bool = False
     own_copies: bool = False
+    together: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,7 +78,9 @@ KINDS = {
     "offloading": Kind(connector="OffloadingConnector"),
     "own-memory": Kind(store="memory", own_copies=True),
     "own-memory-restarted": Kind(store="memory", own_copies=True, restarted=True),
+    "own-together": Kind(store="memory", own_copies=True, restarted=True, together=True),
 }
+TOGETHER_PASSES = 5
 
 
 @dataclass
@@ -114,6 +118,12 @@ class Bench:
         kind = KINDS[name]
         warm = min(8193, self.longest)
         blocks = self.longest * 3 // 2 // BLOCK + 16
+        passes = ["restarted" if kind.restarted else "cold", "second"]
+        if kind.together:
+            # Two blocks more than three prompts have: three answers take more, so that vLLM
+            # preempts. One block of vLLM's holds no KV.
+            blocks = 3 * -(-self.longest // BLOCK) + 2 + 1
+            passes = ["together"] * TOGETHER_PASSES
         arguments = {
             "model": str(self.weights),
             "skip_tokenizer_init": True,
@@ -144,7 +154,7 @@ class Bench:
         return {
             "llm": arguments,
             "prompts": self.prompts,
-            "passes": ["restarted" if kind.restarted else "cold", "second"],
+            "passes": passes,
             "repeat": kind.own_answers,
             "stores": bool(kind.connector) and not kind.restarted,
             "warm": warm,
