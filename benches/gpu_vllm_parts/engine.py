@@ -60,7 +60,8 @@ class Engine:
         def recording(request: Any, *args: Any, **kwargs: Any) -> Any:
             (ids,) = manager.get_block_ids(request.request_id)
             self.last_blocks = list(ids)
-            if self.digest_at_end:
+            # A request that is aborted early has no blocks.
+            if self.digest_at_end and ids:
                 digests = self.prompt_digests(request.num_prompt_tokens)
                 self.ended[request.request_id.split("-")[0]] = (digests, request.num_preemptions)
             return free(request, *args, **kwargs)
