@@ -177,6 +177,42 @@ mod tests {
     }
 
     #[test]
+    fn longer_lists_than_permitted_are_refused() {
+        let is_decoded = |request: &Request<'_>| decode::<Request<'_>>(&written(request)).is_ok();
+        let transfers =
+            |counts| is_decoded(&Request::ReportTransfers { counts: vec![1; counts].into() });
+        let speeds =
+            |volumes| is_decoded(&Request::ReportSpeeds { speeds: vec![1; volumes].into() });
+        let failed = |volumes| {
+            is_decoded(&Request::ReportFailedWrites {
+                reservation: 1,
+                volumes: vec![1; volumes].into(),
+            })
+        };
+        let commit = |runs| {
+            is_decoded(&Request::Commit { reservation: 1, written: vec![None; runs].into() })
+        };
+        let check = |what: &str, is_decoded: &dyn Fn(usize) -> bool, most: usize| {
+            assert_eq!((is_decoded(most), is_decoded(most + 1)), (true, false), "{what}");
+        };
+        check("counts", &transfers, 64);
+        check("speeds", &speeds, 256);
+        check("volumes", &failed, 256);
+        check("runs", &commit, 65_535);
+    }
+
+    #[test]
+    fn packed_keys_shorter_than_a_page_key_are_refused() {
+        // One byte of the message per key, with a common length and with a length for each key.
+        let count = |width: u8, lengths: &[u8], bytes: &[u8]| {
+            let message = written(&(width, lengths, bytes));
+            decode::<Keys<'_>>(&message).unwrap().list().ok().map(|keys| keys.len())
+        };
+        assert_eq!((count(1, &[], &[7; 100]), count(0, &[0; 100], &[])), (None, None));
+        assert_eq!((count(8, &[], &[7; 16]), count(0, &[8, 9], &[7; 17])), (Some(2), Some(2)));
+    }
+
+    #[test]
     fn core_grants_space_to_every_reserve() {
         const MIB: u64 = 1 << 20;
         let options = Options {

@@ -32,6 +32,9 @@ pub(crate) const UNANSWERED: usize = 7;
 const PUT_BUCKETS: usize = 8;
 const GET_BUCKETS: usize = PUT_BUCKETS + DURATION_BOUNDS.len();
 const UNDELIVERED: usize = GET_BUCKETS + DURATION_BOUNDS.len();
+/// Maximum counts in a message: a later build may send more counts than this build knows.
+pub(crate) const REPORTED_COUNTS_MAX: usize = 64;
+const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
 const LENGTH: usize = UNDELIVERED + MissReason::ALL.len();
 
 /// The counts of one call, or the sums of several.

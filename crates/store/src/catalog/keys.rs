@@ -1,6 +1,6 @@
 //! The keys of a call: a list in the caller's memory, or packed, as they come from a socket.
 
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, KEY_BYTES_MIN, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ impl<'a> Keys<'a> {
     /// Returns the keys one by one.
     ///
     /// # Errors
-    /// `Invalid` if lengths and bytes of packed keys do not agree.
+    /// `Invalid` if lengths and bytes of packed keys do not agree, or the keys are too short.
     pub fn list(&self) -> Result<Cow<'a, [&'a [u8]]>> {
         match self {
             Self::Listed(keys) => Ok(Cow::Borrowed(keys)),
@@ -42,12 +42,20 @@ impl<'a> Keys<'a> {
 impl<'a> PackedKeys<'a> {
     fn split(&self) -> Result<Vec<&'a [u8]>> {
         let disagree = || Error::invalid("the lengths of packed keys do not match their bytes");
+        let count = match usize::from(self.width) {
+            0 => self.lengths.len(),
+            width => self.bytes.len() / width,
+        };
+        // Shorter keys would take many times the memory of their message.
+        if count > self.bytes.len() / KEY_BYTES_MIN {
+            return Err(disagree());
+        }
         if self.width > 0 {
             let keys = self.bytes.chunks_exact(usize::from(self.width));
             return if keys.remainder().is_empty() { Ok(keys.collect()) } else { Err(disagree()) };
         }
         let mut rest = self.bytes;
-        let mut keys = Vec::with_capacity(self.lengths.len());
+        let mut keys = Vec::with_capacity(count);
         for &length in self.lengths {
             let (key, tail) = rest.split_at_checked(usize::from(length)).ok_or_else(disagree)?;
             keys.push(key);

@@ -1,15 +1,18 @@
 //! Requests and responses. The order of variants and fields is the wire format: additions come
 //! last.
 
+use super::bounded;
 use super::keys::{Keys, as_bytes, as_optional_bytes};
 use super::types::{
-    Committed, KeyListing, LeaseNumber, Leased, Located, ReserveRequest, Reserved, ScopeListing,
-    ScopeRef,
+    Committed, KeyListing, LeaseNumber, Leased, Located, PUT_PAGES_MAX, ReserveRequest, Reserved,
+    ScopeListing, ScopeRef,
 };
 use crate::core::CapacityChange;
+use crate::directory::VOLUMES_MAX;
 use crate::explanation::Explanation;
 use crate::owner_silent::StoreReopening;
 use crate::stats::CatalogStats;
+use crate::transfer_counts::REPORTED_COUNTS_MAX;
 use ritornello_format::{Error, ErrorKind, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -57,6 +60,7 @@ pub enum Request<'a> {
     },
     Commit {
         reservation: u64,
+        #[serde(deserialize_with = "bounded::list::<Option<u64>, _, _, PUT_PAGES_MAX>")]
         written: Cow<'a, [Option<u64>]>,
     },
     Abort {
@@ -102,13 +106,16 @@ pub enum Request<'a> {
     Flush,
     Stats,
     ReportSpeeds {
+        #[serde(deserialize_with = "bounded::list::<u32, _, _, VOLUMES_MAX>")]
         speeds: Cow<'a, [u32]>,
     },
     ReportFailedWrites {
         reservation: u64,
+        #[serde(deserialize_with = "bounded::list::<u8, _, _, VOLUMES_MAX>")]
         volumes: Cow<'a, [u8]>,
     },
     ReportTransfers {
+        #[serde(deserialize_with = "bounded::list::<u64, _, _, REPORTED_COUNTS_MAX>")]
         counts: Cow<'a, [u64]>,
     },
     Explain {

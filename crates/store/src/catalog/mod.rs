@@ -6,6 +6,7 @@
 //! [`StoreCore`](crate::StoreCore) that answers it, and a match arm in `call` of
 //! [`LocalCatalog`](crate::LocalCatalog) that calls this method.
 
+mod bounded;
 mod keys;
 mod message;
 pub mod rule;
@@ -13,6 +14,7 @@ mod types;
 
 pub use keys::{Keys, PackedKeys};
 pub use message::{Request, Response, WireError};
+pub(crate) use types::PUT_PAGES_MAX;
 pub use types::{
     Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun, Refusal,
     ReserveRequest, Reserved, ReservedRun, ScopeListing, ScopeRef,

@@ -27,6 +27,9 @@ pub struct LeaseNumber(pub u64);
 /// such a call holds the lock of the core's state, for which most other calls wait.
 pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
+/// Maximum pages of one reservation: of a put, or of each part of a put that is written in parts.
+pub(crate) const PUT_PAGES_MAX: usize = 65_535;
+
 /// The result of a lease call: the leading pages that stay readable until the lease is released or
 /// expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

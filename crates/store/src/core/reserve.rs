@@ -5,7 +5,9 @@ use super::limits::admission::Admitted;
 use super::miss_causes::MissCause;
 use super::reservations::{PlannedRun, Reservation};
 use super::space::SpaceDeadline;
-use crate::catalog::{LeaseNumber, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
+use crate::catalog::{
+    LeaseNumber, PUT_PAGES_MAX, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef,
+};
 use crate::client_id::ClientId;
 use crate::eviction::Demand;
 use ritornello_format::{
@@ -15,8 +17,6 @@ use ritornello_index::RunId;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Maximum pages of one reservation: of a put, or of each part of a put that is written in parts.
-const PUT_PAGES_MAX: usize = 65_535;
 /// Duration of the lease on the stored pages that a put's missing pages follow; a put that takes
 /// longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
