@@ -37,6 +37,12 @@ impl KeyList {
         self.ends.is_empty()
     }
 
+    /// Bytes of all keys together.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Key number `at`, counted from zero; `None` after the last key.
     #[must_use]
     pub fn get(&self, at: usize) -> Option<&[u8]> {
@@ -89,6 +95,7 @@ mod tests {
             let list: KeyList = keys.iter().collect();
             prop_assert_eq!(list.iter().collect::<Vec<_>>(), keys.iter().collect::<Vec<_>>());
             prop_assert_eq!((list.len(), list.is_empty()), (keys.len(), keys.is_empty()));
+            prop_assert_eq!(list.bytes(), keys.concat().len());
             for (at, key) in keys.iter().enumerate() {
                 prop_assert_eq!(list.get(at), Some(key.as_slice()));
             }

@@ -105,9 +105,11 @@ impl Client {
             check_keys(keys)?;
         }
         // An owner closes the connection at an unknown request, as an owner that ends does.
-        if let Request::Explain { .. } = request
-            && self.version < EXPLAINS_SINCE
-        {
+        let asks_why = matches!(
+            request,
+            Request::Explain { .. } | Request::Decisions { .. } | Request::ExplainRequest { .. }
+        );
+        if asks_why && self.version < EXPLAINS_SINCE {
             return Err(Error::invalid(
                 "the store's owner is of a version that does not explain misses: restart it with \
                  this version",
@@ -123,7 +125,7 @@ impl Client {
     /// Sends a request without a response over an idle connection, and returns whether it was sent.
     /// Makes no connection: a handshake that times out would mark the owner silent. An owner that
     /// speaks only a version before [`REPORTS_SINCE`] would close the connection at the unknown
-    /// request, so its counts are dropped.
+    /// request, so its reports are dropped.
     pub(crate) fn report(&self, request: &Request<'_>) -> bool {
         if self.version < REPORTS_SINCE {
             return true;

@@ -8,11 +8,11 @@ use crate::open_context::OpenContext;
 use crate::owner_lost::is_owner_lost;
 use crate::process::Process;
 use crate::protocol::{OwnerEpoch, RESERVE_TIMEOUT_MAX};
+use crate::reports::Reports;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use ritornello_store::rule::{CallRule, CallWait, Effect, Reservation, Unanswered};
-use ritornello_store::{Catalog, OwnerSilent, Request, Response, StoreReopening, TransferTotals};
-use std::borrow::Cow;
+use ritornello_store::{Catalog, OwnerSilent, Request, Response, StoreReopening};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,8 +35,7 @@ pub(crate) struct FailoverCatalog {
     pub(crate) membership: CurrentMembership,
     pub(crate) reservations: PendingReservations,
     unflushed: Unflushed,
-    /// Counts of puts and gets that are not reported to the owner yet.
-    unreported: TransferTotals,
+    reports: Reports,
 }
 
 impl FailoverCatalog {
@@ -50,7 +49,7 @@ impl FailoverCatalog {
             membership: CurrentMembership::open(opening, until)?,
             reservations: PendingReservations::default(),
             unflushed: Unflushed::default(),
-            unreported: TransferTotals::default(),
+            reports: Reports::default(),
         })
     }
 
@@ -72,7 +71,7 @@ impl FailoverCatalog {
         if !self.reservations.close(until) {
             return Err(busy());
         }
-        self.report_transfers_to_owner();
+        self.report_to_owner();
         let guard = self.membership.begin_change(until).ok_or_else(busy)?;
         guard.try_close(until).ok_or_else(busy)??
     }
@@ -137,20 +136,11 @@ impl FailoverCatalog {
         }
     }
 
-    /// Reports the counts of puts and gets since the last report. Waits for nothing: counts that
-    /// cannot be sent now are in the next report. Counts sent to an owner that ends before it reads
-    /// them are lost. Does not fail over: a process that makes no calls does not become the owner.
-    pub(crate) fn report_transfers_to_owner(&self) {
-        let Some(membership) = self.membership.try_get() else { return };
-        let Some(counts) = self.unreported.take() else { return };
-        let request = Request::ReportTransfers { counts: Cow::Borrowed(&counts) };
-        let is_reported = match &*membership {
-            Membership::Owner(owner) => owner.catalog.call(&request).is_ok(),
-            Membership::Client(client) => client.report(&request),
-            _ => false,
-        };
-        if !is_reported {
-            self.unreported.add(&counts);
+    /// Sends the reports since the last call. Waits for nothing. Does not fail over: a process that
+    /// makes no calls does not become the owner.
+    pub(crate) fn report_to_owner(&self) {
+        if let Some(membership) = self.membership.try_get() {
+            self.reports.send(&membership);
         }
     }
 
@@ -172,13 +162,13 @@ impl FailoverCatalog {
 impl Catalog for FailoverCatalog {
     fn call(&self, request: &Request<'_>) -> Result<Response> {
         self.process.check()?;
-        if let Request::ReportTransfers { counts } = request {
-            // Sent by the thread of `heal`, so that a call costs no message.
-            self.unreported.add(counts);
+        // Sent by the thread of `heal`, so that a call costs no message.
+        if self.reports.keep(request) {
             return Ok(Response::Done);
         }
-        if let Request::Stats = request {
-            self.report_transfers_to_owner();
+        if let Request::Stats | Request::Decisions { .. } | Request::ExplainRequest { .. } = request
+        {
+            self.report_to_owner();
         }
         let rule = &request.rule();
         if rule.is_question()

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use ritornello_format::{ScopeId, ScopeSlot};
     use ritornello_medium::SimDisk;
-    use ritornello_store::{ClientId, Explanation, Options, StoreCore};
+    use ritornello_store::{ClientId, Decision, Options, RequestExplanation, StoreCore};
     use std::collections::BTreeSet;
     use std::path::Path;
     use std::sync::Arc;
@@ -166,12 +166,10 @@ mod tests {
         let made = |kind: u8| -> BTreeSet<u8> {
             all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
         };
-        // `Explain` and `Explained` are the last variants. The encoding of a variant begins with its
-        // number.
-        let explain =
-            Request::Explain { id: ScopeId::default(), scope: None, keys: Keys::Listed(&[]) };
-        let last_request = written(&explain)[0];
-        let last_response = written(&Response::Explained(Explanation::default()))[0];
+        // `ExplainRequest` and `RequestExplained` are the last variants. The encoding of a variant
+        // begins with its number.
+        let last_request = written(&Request::ExplainRequest { request: "" })[0];
+        let last_response = written(&Response::RequestExplained(RequestExplanation::default()))[0];
         assert_eq!(made(REQUEST), (0..=last_request).collect());
         assert_eq!(made(RESPONSE), (0..=last_response).collect());
     }
@@ -192,6 +190,15 @@ mod tests {
         let commit = |runs| {
             is_decoded(&Request::Commit { reservation: 1, written: vec![None; runs].into() })
         };
+        let report = |decisions| is_decoded(&Request::ReportDecisions { decisions, dropped: 0 });
+        let decisions = |count| report(vec![Decision::default(); count].into());
+        let decision = |made| report(vec![made].into());
+        let id = |bytes| decision(Decision { request: "r".repeat(bytes), ..Decision::default() });
+        let detail =
+            |bytes| decision(Decision { detail: "d".repeat(bytes), ..Decision::default() });
+        let keys = |count| {
+            decision(Decision { keys: vec![[1; 8]; count].iter().collect(), ..Decision::default() })
+        };
         let check = |what: &str, is_decoded: &dyn Fn(usize) -> bool, most: usize| {
             assert_eq!((is_decoded(most), is_decoded(most + 1)), (true, false), "{what}");
         };
@@ -199,6 +206,10 @@ mod tests {
         check("speeds", &speeds, 256);
         check("volumes", &failed, 256);
         check("runs", &commit, 65_535);
+        check("decisions", &decisions, 256);
+        check("bytes of an id", &id, 128);
+        check("bytes of a detail", &detail, 256);
+        check("keys", &keys, 4096);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Reopens a poisoned store in the process that owns it, and closes a store whose path now leads to
-//! another directory. In every process, the same thread reports counts of puts and gets to the
-//! owner.
+//! another directory. In every process, the same thread sends the reports to the owner.
 //!
 //! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
 //! it could not write and may report success afterwards. The owner therefore closes the core and
@@ -109,7 +108,7 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
         if let Some(departure) = owner.departure() {
             return owner.leave(departure, heal_signal);
         }
-        owner.report_transfers_to_owner();
+        owner.report_to_owner();
         let membership = &owner.membership;
         let (cause, dir) = (membership.failure(), membership.opening.directory.path().to_owned());
         drop(owner);
@@ -128,7 +127,7 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
                 return;
             }
             let Some(catalog) = catalog.upgrade() else { return };
-            catalog.report_transfers_to_owner();
+            catalog.report_to_owner();
             if let Some(departure) = catalog.departure() {
                 return catalog.leave(departure, heal_signal);
             }

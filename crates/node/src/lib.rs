@@ -20,8 +20,8 @@
 //! client. See `presence.rs`.
 //!
 //! **Observers.** [`observe`] asks the owner for its statistics, or reads the files of a store that
-//! no process owns. An observer never takes the lock and never becomes a client. [`explain`] asks the
-//! owner why pages are missing, as a client for one call.
+//! no process owns. An observer never takes the lock and never becomes a client. [`explain`] and
+//! [`explain_request`] ask the owner why pages are missing, as a client for one call.
 //!
 //! **Owner failure.** Clients notice the death at their next call, or during a call, and try to
 //! take the lock. The client that gets it recovers the store, the other clients connect to this new
@@ -85,6 +85,7 @@ mod process;
 mod protocol;
 mod record_lock;
 mod reopening;
+mod reports;
 mod restore;
 mod server;
 mod shared;
@@ -95,6 +96,6 @@ pub use convert::convert_index;
 pub use destroy::destroy;
 pub use membership::Role;
 pub use node::{Node, open, open_on};
-pub use observe::{Observed, explain, observe, owner_stats};
+pub use observe::{Observed, explain, explain_request, observe, owner_stats};
 pub use restore::restore;
 pub use ritornello_store::{Durability, IndexKind, Options};

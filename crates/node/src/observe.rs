@@ -19,7 +19,7 @@ use crate::record_lock::LockHolder;
 use ritornello_format::{Error, Result, ScopeId};
 use ritornello_medium::Host;
 use ritornello_store::{
-    CatalogStats, Directory, Explanation, Keys, Request, Response, StoredStats,
+    CatalogStats, Directory, Explanation, Keys, Request, RequestExplanation, Response, StoredStats,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -85,12 +85,37 @@ pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
 /// does not explain; `Retry` if the owner has too many clients, or reopens the store.
 pub fn explain(dir: &Path, id: ScopeId, keys: &[&[u8]]) -> Result<Option<Explanation>> {
     let request = Request::Explain { id, scope: None, keys: Keys::Listed(keys) };
+    ask_as_client(dir, &request, |response| match response {
+        Response::Explained(explanation) => Some(explanation),
+        _ => None,
+    })
+}
+
+/// Asks the owner of the store in `dir` what processes decided about the request that `request`
+/// names, and why its pages are hits or misses now; see
+/// [`Store::explain_request`](ritornello_store::Store::explain_request). Returns `None` if no
+/// process owns the store. This process becomes a client for the call, and never the owner.
+///
+/// # Errors
+/// Errors of [`explain`] besides those about keys.
+pub fn explain_request(dir: &Path, request: &str) -> Result<Option<RequestExplanation>> {
+    ask_as_client(dir, &Request::ExplainRequest { request }, |response| match response {
+        Response::RequestExplained(explanation) => Some(explanation),
+        _ => None,
+    })
+}
+
+/// Sends `request` to the owner of the store in `dir`, as a client for one call. Returns what
+/// `expected` takes from the response; `None` if no process owns the store.
+fn ask_as_client<T>(
+    dir: &Path,
+    request: &Request<'_>,
+    expected: impl Fn(Response) -> Option<T>,
+) -> Result<Option<T>> {
     let owned = |directory: &Arc<NodeDirectory>, _| {
         let until = Instant::now() + ANSWER_TIMEOUT;
-        match Client::connect(directory, until)?.call(&request, until)? {
-            Response::Explained(explanation) => Ok(Some(explanation)),
-            _ => Err(unexpected()),
-        }
+        let response = Client::connect(directory, until)?.call(request, until)?;
+        expected(response).map(Some).ok_or_else(unexpected)
     };
     find(dir, &owned, &|_| Ok(None))
 }

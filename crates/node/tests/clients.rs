@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_node::{Node, Options, Role, open};
-use ritornello_store::{LeaseNumber, Leased, PutOptions};
+use ritornello_store::{Answer, LeaseNumber, Leased, PutOptions};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::os::unix::fs::PermissionsExt;
@@ -78,6 +78,50 @@ fn owner_counts_puts_and_gets_of_all_processes() {
     one.finish();
     assert_eq!(count("gets"), 2);
     node.close().unwrap();
+}
+
+/// The decisions of a client that makes no further calls, of a client that closes the store, and of
+/// the owner's process reach the owner. The next owner remembers none of them.
+#[test]
+fn owner_remembers_decisions_of_all_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("store");
+    let node = open(&options(&dir)).unwrap();
+    put(node.store(), 1, 5).unwrap();
+    let (mut one, mut other) = (Helper::opened(&dir), Helper::opened(&dir));
+    assert_eq!(one.ask("decide cmpl-1-0-5d41402a 1 8"), "decided");
+    assert_eq!(other.ask("decide cmpl-2-0-7f2ababa 2 3"), "decided");
+    other.finish();
+    let decisions = || node.store().decisions(100).unwrap().decisions;
+    eventually("the reports of both clients", || decisions().len() == 2);
+    decide(node.store(), "cmpl-3", 1, 5);
+    let listed = decisions();
+    assert_eq!((listed.len(), &*listed[0].request), (3, "cmpl-3"));
+    assert!(listed.iter().all(|decision| decision.keys.is_empty()));
+    assert_eq!(node.store().decisions(1).unwrap().decisions, listed[..1]);
+    let count = |name: &str| node.store().stats().unwrap().catalog.counters[name];
+    assert_eq!((count("decisions_loaded"), count("decisions_missed")), (2, 1));
+
+    let found = node.store().explain_request("cmpl-1").unwrap().requests;
+    assert_eq!((found.len(), &*found[0].request), (1, "cmpl-1-0-5d41402a"));
+    let [decision] = &found[0].decisions[..] else { panic!("{found:?}") };
+    assert_eq!((decision.pages, decision.found, decision.loaded), (8, 5, 5));
+    let answers: Vec<_> = found[0].explanation.spans.iter().map(|s| (s.answer, s.pages)).collect();
+    assert_eq!(answers, [(Answer::Hit, 5), (Answer::Unknown, 3)]);
+    let unknown = node.store().explain_request("cmpl-9").unwrap();
+    assert_eq!((unknown.requests.len(), unknown.memory.forgotten), (0, 0));
+
+    node.close().unwrap();
+    assert_eq!(one.ask("decide cmpl-1-0-5d41402a 1 8"), "decided");
+    assert_eq!(one.ask("role"), "owner");
+    let next = open(&options(&dir)).unwrap();
+    eventually("the next owner has the later decision only", || {
+        let listed = next.store().decisions(100).unwrap().decisions;
+        assert!(listed.len() < 2, "{listed:?}");
+        listed.len() == 1
+    });
+    next.close().unwrap();
+    one.finish();
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Observed, Role, explain, observe, open};
+use ritornello_node::{Node, Observed, Role, explain, explain_request, observe, open};
 use ritornello_store::{Answer, CatalogStats, Explanation, OwnerSilent, StoredStats};
 use std::error::Error as _;
 use std::path::Path;
@@ -102,6 +102,26 @@ fn owner_explains_misses_to_process_that_never_owns() {
     node.close().unwrap();
     owner.kill();
     assert_eq!(explain(dir.path(), id, &asked).unwrap(), None);
+}
+
+#[test]
+fn owner_explains_request_to_process_that_never_owns() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&options(dir.path())).unwrap().close().unwrap();
+    assert_eq!(explain_request(dir.path(), "r-1").unwrap(), None);
+    let mut owner = Helper::opened(dir.path());
+    assert_eq!((owner.ask("put 1 4"), owner.ask("decide r-1 1 6")), ("4".into(), "decided".into()));
+    let mut found = Vec::new();
+    eventually("the owner's process has reported its decision", || {
+        found = explain_request(dir.path(), "r-1").unwrap().unwrap().requests;
+        !found.is_empty()
+    });
+    assert_eq!((found.len(), found[0].decisions[0].found), (1, 4));
+    assert_eq!(answers(&found[0].explanation), [(Answer::Hit, 4), (Answer::Unknown, 2)]);
+    assert!(explain_request(dir.path(), "r").unwrap().unwrap().requests.len() == 1);
+    assert!(explain_request(dir.path(), "r-2").unwrap().unwrap().requests.is_empty());
+    eventually("the clients of the questions end", || owned(dir.path()).clients == 0);
+    owner.finish();
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Observed, Role, explain, observe, open};
+use ritornello_node::{Node, Observed, Role, explain, explain_request, observe, open};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -264,9 +264,12 @@ fn owner_of_version_7_is_not_asked_to_explain() {
     });
     let asked = keys(1, 3);
     let said = explain(dir.path(), scope().id(), &refs(&asked)).unwrap_err();
+    let of_request = explain_request(dir.path(), "r-1").unwrap_err();
     let node = open(&options(dir.path())).unwrap();
     let asks = node.store().explain(&scope(), &refs(&asked)).unwrap_err();
-    for error in [said, asks] {
+    decide(node.store(), "r-1", 1, 3);
+    let lists = node.store().decisions(10).unwrap_err();
+    for error in [said, asks, of_request, lists] {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("does not explain misses"), "{error}");
     }

@@ -1,5 +1,6 @@
-//! Asks the owner why pages are hits or misses.
+//! Asks the owner why pages are hits or misses, and for decisions about them.
 
+use crate::decision::{Decision, DecisionListing, RequestExplanation};
 use crate::explanation::Explanation;
 use crate::store::Store;
 use ritornello_format::{Result, Scope, ScopeId, check_keys};
@@ -22,6 +23,32 @@ impl Store {
     /// Like `explain`.
     pub fn explain_by_id(&self, id: ScopeId, keys: &[&[u8]]) -> Result<Explanation> {
         self.explain_in(id, None, keys)
+    }
+
+    /// Records what this process decided about the pages of a request. Waits for nothing: decisions
+    /// are buffered, and sent to the owner about every two seconds. A decision that does not fit
+    /// the buffer is counted and dropped.
+    pub fn note_decision(&self, decision: Decision) {
+        // A report that fails is missing in the owner's memory only.
+        let _ = self.catalog.report_decisions(&[decision.bounded()], 0);
+    }
+
+    /// Returns the newest decisions of all processes that the owner remembers, without their keys:
+    /// at most `limit`, and at most [`LISTED_DECISIONS_MAX`](crate::LISTED_DECISIONS_MAX).
+    ///
+    /// # Errors
+    /// `Invalid` if the owner's version remembers no decisions; `Closed`; connection errors.
+    pub fn decisions(&self, limit: usize) -> Result<DecisionListing> {
+        self.catalog.decisions(u32::try_from(limit).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the decisions about the request that `request` names, and explains why its pages are
+    /// hits or misses now: see [`Catalog::explain_request`](crate::Catalog::explain_request).
+    ///
+    /// # Errors
+    /// Errors of [`Store::decisions`].
+    pub fn explain_request(&self, request: &str) -> Result<RequestExplanation> {
+        self.catalog.explain_request(request)
     }
 
     fn explain_in(

@@ -25,6 +25,8 @@ mod client_id;
 mod commit_order;
 mod conversion;
 mod core;
+mod decision;
+mod decision_counts;
 mod directory;
 mod encode;
 pub mod eviction;
@@ -70,6 +72,12 @@ pub use core::{
     CapacityChange, ClientAlive, DamagedPage, LocalCatalog, StoreCore, Verification,
     remembered_answers,
 };
+pub use decision::{
+    Decision, DecisionEstimate, DecisionListing, DecisionMemory, DecisionOutcome,
+    EXPLAINED_DECISIONS_MAX, ExplainedRequest, LISTED_DECISIONS_MAX, REPORTED_DECISIONS_MAX,
+    RequestExplanation,
+};
+pub use decision_counts::DecisionCounts;
 pub use directory::{Directory, POLICY_FILE};
 pub use explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 pub use machine_memory::{ControlGroup, check_memory, control_group, memory_left};

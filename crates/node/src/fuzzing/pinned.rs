@@ -24,7 +24,8 @@ use crate::greeting::{First, NEWEST};
 use crate::protocol::{Hello, HelloReply, OwnerEpoch};
 use ritornello_format::{Error, ErrorKind, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CapacityChange, Keys, Refusal, Request, ReserveRequest, Response, ScopeRef, WireError,
+    CapacityChange, Decision, DecisionEstimate, DecisionOutcome, Keys, Refusal, Request,
+    ReserveRequest, Response, ScopeRef, WireError,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -103,6 +104,18 @@ fn samples() -> String {
     all += &sample("ReserveRequest", &reserve);
     let settings = ScopeSettings { codec: Some(1), quota_bytes: Some(300), retained_bytes: None };
     all += &sample("ScopeSettings", &settings);
+    let estimate = DecisionEstimate { with_load_micros: 300, without_load_micros: 7 };
+    let decision = Decision {
+        unix_millis: 1 << 40,
+        pages: 2,
+        found: 300,
+        loaded: 1,
+        detail: "text".to_owned(),
+        estimate: Some(estimate),
+        keys: keys.iter().collect(),
+        ..Decision::now("a", id, DecisionOutcome::Declined)
+    };
+    all += &sample("Decision", &decision);
     for kind in
         [ErrorKind::Invalid, ErrorKind::Retry, ErrorKind::Miss, ErrorKind::Fatal, ErrorKind::Closed]
     {

@@ -3,7 +3,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Node, Observed, Options, observe, open};
-use ritornello_store::{IndexKind, Outcome, PutOptions, Store};
+use ritornello_store::{Decision, DecisionOutcome, IndexKind, Outcome, PutOptions, Store};
 use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::io::{BufRead, BufReader, Write};
@@ -82,6 +82,15 @@ pub fn get(store: &Store, name: u64, pages: usize) -> Result<usize> {
 
 pub fn probe(store: &Store, name: u64, pages: usize) -> Result<usize> {
     store.probe(&scope(), &refs(&keys(name, pages)))
+}
+
+/// Looks up pages, and records the decision to load the found pages for the request `id`.
+pub fn decide(store: &Store, id: &str, name: u64, pages: usize) {
+    let keys = keys(name, pages);
+    let found = store.probe(&scope(), &refs(&keys)).unwrap() as u32;
+    let outcome = if found > 0 { DecisionOutcome::Loaded } else { DecisionOutcome::Missed };
+    let decision = Decision::now(id, scope().id(), outcome).with_pages(&refs(&keys));
+    store.note_decision(Decision { found, loaded: found, ..decision });
 }
 
 /// Waits until `done` returns true; fails after 30 seconds.
@@ -222,6 +231,10 @@ pub fn serve_as_helper() {
                 "put" => put(store, number(1), number(2) as usize)?.pages.to_string(),
                 "get" => get(store, number(1), number(2) as usize)?.to_string(),
                 "probe" => probe(store, number(1), number(2) as usize)?.to_string(),
+                "decide" => {
+                    decide(store, words[1], number(2), number(3) as usize);
+                    "decided".to_owned()
+                }
                 "flush" => store.flush().map(|()| "flushed".to_owned())?,
                 "lease" => {
                     let keys = keys(number(1), number(2) as usize);

@@ -1,8 +1,10 @@
-//! Decodes lists up to a maximum length. A client may announce any length, and a list of
+//! Decodes lists and text up to a maximum length. A client may announce any length, and a list of
 //! numbers may take many times the memory of its message.
 
+use super::keys::Keys;
+use ritornello_format::KeyList;
 use serde::de::{Error, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -37,5 +39,47 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for List<T, MAX> {
             list.push(element);
         }
         Ok(list)
+    }
+}
+
+/// Decodes text of at most `MAX` bytes.
+///
+/// # Errors
+/// If the text is longer, or is not UTF-8.
+pub(crate) fn text<'de, D: Deserializer<'de>, const MAX: usize>(
+    deserializer: D,
+) -> Result<String, D::Error> {
+    let text = <&str>::deserialize(deserializer)?;
+    if text.len() > MAX {
+        return Err(D::Error::custom(format_args!("text of more than {MAX} bytes")));
+    }
+    Ok(text.to_owned())
+}
+
+/// Encodes and decodes a [`KeyList`] of at most `MAX` keys as [`Keys`].
+pub(crate) struct PackedList<const MAX: usize>;
+
+impl<const MAX: usize> PackedList<MAX> {
+    /// Encodes `keys`.
+    pub(crate) fn serialize<S: Serializer>(
+        keys: &KeyList,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        Keys::Listed(&keys.iter().collect::<Vec<_>>()).serialize(serializer)
+    }
+
+    /// Decodes keys.
+    ///
+    /// # Errors
+    /// If there are more than `MAX` keys, or their lengths and bytes do not agree.
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<KeyList, D::Error> {
+        let packed = Keys::deserialize(deserializer)?;
+        let keys = packed.list().map_err(D::Error::custom)?;
+        if keys.len() > MAX {
+            return Err(D::Error::custom(format_args!("more than {MAX} keys")));
+        }
+        Ok(keys.iter().collect())
     }
 }

@@ -8,6 +8,7 @@ use super::types::{
     ScopeListing, ScopeRef,
 };
 use crate::core::CapacityChange;
+use crate::decision::{Decision, DecisionListing, REPORTED_DECISIONS_MAX, RequestExplanation};
 use crate::directory::VOLUMES_MAX;
 use crate::explanation::Explanation;
 use crate::owner_silent::StoreReopening;
@@ -124,6 +125,18 @@ pub enum Request<'a> {
         #[serde(borrow)]
         keys: Keys<'a>,
     },
+    ReportDecisions {
+        #[serde(deserialize_with = "bounded::list::<Decision, _, _, REPORTED_DECISIONS_MAX>")]
+        decisions: Cow<'a, [Decision]>,
+        dropped: u64,
+    },
+    Decisions {
+        limit: u32,
+    },
+    ExplainRequest {
+        #[serde(borrow)]
+        request: &'a str,
+    },
 }
 
 impl<'a> Request<'a> {
@@ -174,6 +187,10 @@ pub enum Response {
     Failed(WireError),
     /// Answers `Explain`.
     Explained(Explanation),
+    /// Answers `Decisions`.
+    Decisions(DecisionListing),
+    /// Answers `ExplainRequest`.
+    RequestExplained(RequestExplanation),
 }
 
 /// An error on the wire.

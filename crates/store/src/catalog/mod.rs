@@ -6,7 +6,7 @@
 //! [`StoreCore`](crate::StoreCore) that answers it, and a match arm in `call` of
 //! [`LocalCatalog`](crate::LocalCatalog) that calls this method.
 
-mod bounded;
+pub(crate) mod bounded;
 mod keys;
 mod message;
 pub mod rule;
@@ -21,6 +21,7 @@ pub use types::{
 };
 
 use crate::core::CapacityChange;
+use crate::decision::{Decision, DecisionListing, RequestExplanation};
 use crate::explanation::Explanation;
 use crate::stats::CatalogStats;
 use ritornello_format::{Error, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
@@ -242,6 +243,30 @@ pub trait Catalog: Send + Sync {
         let (scope, keys) = (scope.map(Cow::Borrowed), Keys::Listed(keys));
         let request = Request::Explain { id, scope, keys };
         expect!(self.call(&request), Response::Explained(explanation) => explanation)
+    }
+
+    /// Reports decisions of this process, of which `dropped` could not be kept until they were
+    /// reported. A process collects its decisions, and sends them to the owner about every two
+    /// seconds.
+    fn report_decisions(&self, decisions: &[Decision], dropped: u64) -> Result<()> {
+        let request = Request::ReportDecisions { decisions: Cow::Borrowed(decisions), dropped };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
+    /// Returns the `limit` newest decisions that the owner remembers, at most
+    /// [`LISTED_DECISIONS_MAX`](crate::LISTED_DECISIONS_MAX), without their keys.
+    fn decisions(&self, limit: u32) -> Result<DecisionListing> {
+        let request = Request::Decisions { limit };
+        expect!(self.call(&request), Response::Decisions(listing) => listing)
+    }
+
+    /// Returns the newest decisions about the request that `request` names, at most
+    /// [`EXPLAINED_DECISIONS_MAX`](crate::EXPLAINED_DECISIONS_MAX), and explains why the pages of
+    /// the request are hits or misses now. `request` is the engine's id of the request, or a
+    /// beginning of it that a `-` follows.
+    fn explain_request(&self, request: &str) -> Result<RequestExplanation> {
+        let request = Request::ExplainRequest { request };
+        expect!(self.call(&request), Response::RequestExplained(explanation) => explanation)
     }
 
     /// Changes capacity or directories; see

@@ -148,14 +148,16 @@ impl Request<'_> {
             | Self::Touch { .. }
             | Self::Scopes { .. }
             | Self::Keys { .. }
-            | Self::Explain { .. } => QUESTION,
+            | Self::Explain { .. }
+            | Self::Decisions { .. }
+            | Self::ExplainRequest { .. } => QUESTION,
             Self::Release { lease } => {
                 let unanswered = Unanswered::Later(LaterCall::Release(lease));
                 CallRule { unanswered, has_response: false, ..QUESTION }
             }
-            Self::ReportSpeeds { .. } | Self::ReportTransfers { .. } => {
-                CallRule { has_response: false, ..QUESTION }
-            }
+            Self::ReportSpeeds { .. }
+            | Self::ReportTransfers { .. }
+            | Self::ReportDecisions { .. } => CallRule { has_response: false, ..QUESTION },
             Self::Reserve { ref reserve_request, .. } => {
                 let wait = CallWait::Space(reserve_request.timeout);
                 let (reservation, effect) = (Reservation::Begins, Effect::Acknowledges);

@@ -113,6 +113,16 @@ impl Catalog for LocalCatalog {
             Request::Explain { id, ref scope, keys } => {
                 core.explain(id, scope.as_deref(), &keys.list()?).map(Response::Explained)
             }
+            Request::ReportDecisions { ref decisions, dropped } => {
+                core.decisions.add(decisions, dropped);
+                Ok(Response::Done)
+            }
+            Request::Decisions { limit } => {
+                core.list_decisions(limit as usize).map(Response::Decisions)
+            }
+            Request::ExplainRequest { request } => {
+                core.explain_request(request).map(Response::RequestExplained)
+            }
             Request::Stats => core.stats().map(Box::new).map(Response::Stats),
         }
     }

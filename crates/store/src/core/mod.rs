@@ -8,11 +8,13 @@
 mod absence;
 mod commit;
 mod copies;
+mod decisions;
 mod disk_call;
 mod durability;
 mod eviction;
 mod eviction_cause;
 mod explain;
+mod explain_request;
 mod lifecycle;
 mod limits;
 mod listing;
@@ -43,6 +45,7 @@ use crate::stats::Counters;
 use crate::transfer_counts::TransferTotals;
 use absence::hidden::Hidden;
 use copies::Copies;
+use decisions::Decisions;
 use disk_call::DiskCalls;
 use lifecycle::Lifecycle;
 use limits::admission::PutAdmission;
@@ -87,6 +90,7 @@ pub struct StoreCore {
     /// Puts and gets of all processes.
     transfers: TransferTotals,
     miss_causes: MissCauses,
+    decisions: Decisions,
 }
 
 impl StoreCore {

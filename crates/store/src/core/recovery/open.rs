@@ -7,6 +7,7 @@ use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::core::absence::Absence;
 use crate::core::absence::hidden::Hidden;
 use crate::core::copies::Copies;
+use crate::core::decisions::Decisions;
 use crate::core::disk_call::DiskCalls;
 use crate::core::lifecycle::{Lifecycle, OpenReport};
 use crate::core::limits::admission::PutAdmission;
@@ -234,6 +235,7 @@ impl StoreCore {
             counters: Counters::default(),
             transfers: TransferTotals::default(),
             miss_causes: MissCauses::new(budget.capacity),
+            decisions: Decisions::default(),
         });
         core.start_drain();
         core.enforce_quotas();
