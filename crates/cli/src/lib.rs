@@ -42,7 +42,7 @@ Exit codes:
 
 Examples:
   ritornello stat /nvme/kv
-  ritornello explain /nvme/kv --scope 3f8a12bc --keys prompt.txt
+  ritornello explain /nvme/kv --request chatcmpl-8f6c2a
   ritornello fsck /nvme/kv --salvage
   ritornello serve /nvme/kv --capacity 200GiB
   ritornello doctor /nvme/kv --capacity 200GiB

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{filled, keys, open_filled, ritornello, scope, scratch, snapshot, text};
+use ritornello_store::{Decision, DecisionEstimate, DecisionOutcome};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -50,6 +51,75 @@ fn each_span_of_keys_is_explained_in_one_line() {
     let words: Vec<_> = json["spans"].as_array().unwrap().iter().map(|s| &s["answer"]).collect();
     assert_eq!(words, ["hit", "removed", "unknown"]);
     node.close().unwrap();
+}
+
+#[test]
+fn request_is_explained_by_the_id_that_the_engine_returned() {
+    let dir = scratch();
+    let store = dir.path().join("kv");
+    let node = open_filled(&store);
+    let (id, keys) = (scope().id(), keys());
+    let refs: Vec<&[u8]> = keys.iter().map(<[u8; 16]>::as_slice).collect();
+    let decide = |request: &str, outcome: DecisionOutcome, loaded: u32| {
+        let decision = Decision::now(request, id, outcome).with_pages(&refs);
+        let times = DecisionEstimate { with_load_micros: 9_000, without_load_micros: 7_000 };
+        let estimate = (outcome == DecisionOutcome::Declined).then_some(times);
+        node.store().note_decision(Decision { found: 24, loaded, estimate, ..decision });
+    };
+    decide("chatcmpl-7-5d41402a", DecisionOutcome::Declined, 0);
+    decide("chatcmpl-7-5d41402a", DecisionOutcome::Loaded, 24);
+    decide("chatcmpl-8-7f2ababa", DecisionOutcome::Loaded, 24);
+    // The statistics of the owner's process include all that it has reported to itself.
+    assert_eq!(node.store().stats().unwrap().catalog.counters["decisions_loaded"], 2);
+    node.store().delete(&scope(), &[&keys[16]]).unwrap();
+
+    let answer = ritornello(&["explain", text(&store), "--request", "chatcmpl-7"]);
+    assert_eq!((answer.code, answer.err.as_str()), (0, ""), "{}", answer.out);
+    let lines: Vec<&str> = answer.out.lines().collect();
+    assert_eq!(lines[0], "request chatcmpl-7-5d41402a");
+    assert!(lines[1].ends_with(" s ago: 24 of 24 pages found, 24 to load"), "{}", lines[1]);
+    let declined = "24 of 24 pages found, and computed: the gate expects it to be faster; \
+                    estimated 9.0 ms with a load, 7.0 ms without";
+    assert!(lines[2].ends_with(declined), "{}", lines[2]);
+    assert_eq!(lines[3], format!("scope {id}: 16 of 24 pages are hits"));
+    assert_eq!(lines[4], "keys 0 to 15: hit");
+    assert!(lines[5].starts_with("keys 16 to 23: removed "), "{}", lines[5]);
+    assert!(lines[7].starts_with("the owner's memory of decisions begins "), "{}", lines[7]);
+    assert_eq!(lines.len(), 8, "{}", answer.out);
+
+    let json = ritornello(&["explain", text(&store), "--request", "chatcmpl-7", "--json"]).json();
+    let [request] = &json["requests"].as_array().unwrap()[..] else { panic!("{json}") };
+    assert_eq!(request["request_id"], "chatcmpl-7-5d41402a");
+    assert_eq!(request["scope"], id.to_string());
+    let outcomes: Vec<_> =
+        request["decisions"].as_array().unwrap().iter().map(|made| &made["outcome"]).collect();
+    assert_eq!(outcomes, ["loaded", "declined"]);
+    assert_eq!(request["decisions"][1]["seconds_with_load"], 0.009);
+    assert_eq!(request["explanation"]["spans"][1]["answer"], "removed");
+    assert_eq!((&json["forgotten"], &json["dropped"]), (&0.into(), &0.into()));
+
+    let unknown = ritornello(&["explain", text(&store), "--request", "chatcmpl-9"]);
+    assert_eq!(unknown.code, 0, "{}", unknown.err);
+    assert!(unknown.out.starts_with("no decision about request chatcmpl-9"), "{}", unknown.out);
+    node.close().unwrap();
+    let unowned = ritornello(&["explain", text(&store), "--request", "chatcmpl-7"]);
+    assert_eq!((unowned.code, unowned.out.as_str()), (2, ""));
+    assert!(unowned.err.contains("no process owns the store"), "{}", unowned.err);
+}
+
+#[test]
+fn either_a_request_or_keys_are_named() {
+    for (words, named) in [
+        (&["explain", "/kv"][..], "--request"),
+        (&["explain", "/kv", "--scope", "3f8a12bc"], "--keys"),
+        (&["explain", "/kv", "--keys", "-"], "--scope"),
+        (&["explain", "/kv", "--request", "r", "--keys", "-", "--scope", "3f8a12bc"], "--request"),
+        (&["explain", "/kv", "--request", "r", "--scope", "3f8a12bc"], "--request"),
+    ] {
+        let answer = ritornello(words);
+        assert_eq!((answer.code, answer.out.as_str()), (2, ""), "{words:?}: {}", answer.err);
+        assert!(answer.err.contains(named), "{words:?}: {}", answer.err);
+    }
 }
 
 #[test]

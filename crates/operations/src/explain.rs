@@ -1,9 +1,13 @@
 //! `ritornello explain`.
 
+use crate::explanation_text::describe;
+use crate::request_text::describe_request;
 use clap::Args;
-use ritornello_format::{FieldDifference, ScopeId, parse_key};
+use ritornello_format::{ScopeId, parse_key};
 use ritornello_node::Observed;
-use ritornello_store::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
+use ritornello_store::{
+    Decision, DecisionMemory, EXPLAINED_KEYS_MAX, Explanation, RequestExplanation,
+};
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
 use ritornello_terminal::open;
@@ -18,30 +22,44 @@ use std::path::{Path, PathBuf};
 The command asks the process that owns the store, also while an engine uses the store, and prints
 one line for consecutive keys with the same answer. It never owns the store. The owner remembers
 evictions, removals, damage, refusals and abandoned puts since it opened the store, of at most the
-last 524,288 pages.
+last 524,288 pages, and the newest decisions of engines, at most 8 MiB.
+
+--request prints what the engine decided about the request, the newest decision first, and explains
+the pages of the newest decision as they are now. ID is the id that the engine returned, such as
+chatcmpl-..., or the engine's own id, which begins with it. Decisions arrive after about 2 seconds.
 
 `ritornello stat DIR` lists the largest scopes. Keys are the engine's block hashes, in the order of
 the prompt; `Store.keys` in Python lists those that are stored.
 
 Answers in --json: hit, behind_missing, not_yet_visible, absent_volume, evicted, removed, damaged,
-refused, abandoned, other_scope, unknown.
+refused, abandoned, other_scope, unknown. Outcomes of decisions: loaded, declined, missed,
+not_needed, too_short, waiting, not_cacheable, failed.
 
 Exit code 0: the owner has answered. Exit code 2: no store, no owner, an invalid argument, or the
 owner does not answer.
 
 Examples:
+  ritornello explain /nvme/kv --request chatcmpl-8f6c2a
   ritornello explain /nvme/kv --scope 3f8a12bc --keys prompt.txt
   ritornello explain /nvme/kv --scope 3f8a12bc --keys - --json < prompt.txt")]
 pub struct ExplainArgs {
     /// The store's directory
     pub dir: PathBuf,
+    /// Id of a request, or its beginning before a `-`
+    #[arg(
+        long,
+        value_name = "ID",
+        conflicts_with_all = ["scope", "keys"],
+        required_unless_present = "keys"
+    )]
+    pub request: Option<String>,
     /// Id of the scope, or the first 8 digits or more of the id of a scope that `stat` lists
-    #[arg(long, value_name = "ID")]
-    pub scope: String,
+    #[arg(long, value_name = "ID", requires = "keys")]
+    pub scope: Option<String>,
     /// File of at most 4,096 keys in the order of the prompt, in hexadecimal digits, one per line;
     /// `-` for standard input
-    #[arg(long, value_name = "FILE")]
-    pub keys: PathBuf,
+    #[arg(long, value_name = "FILE", requires = "scope")]
+    pub keys: Option<PathBuf>,
 }
 
 /// Minimum digits of an abbreviated id: `stat` shows this number.
@@ -58,21 +76,97 @@ struct Report<'a> {
     explanation: &'a Explanation,
 }
 
+#[derive(Serialize)]
+struct RequestReport<'a> {
+    dir: &'a Path,
+    requests: Vec<RequestEntry<'a>>,
+    #[serde(flatten)]
+    memory: &'a DecisionMemory,
+}
+
+#[derive(Serialize)]
+struct RequestEntry<'a> {
+    request_id: &'a str,
+    scope: String,
+    decisions: Vec<DecisionEntry<'a>>,
+    explanation: &'a Explanation,
+}
+
+#[derive(Serialize)]
+struct DecisionEntry<'a> {
+    outcome: &'static str,
+    detail: &'a str,
+    unix_seconds: f64,
+    pages: u32,
+    found: u32,
+    loaded: u32,
+    seconds_with_load: Option<f64>,
+    seconds_without_load: Option<f64>,
+}
+
+impl<'a> From<&'a Decision> for DecisionEntry<'a> {
+    fn from(decision: &'a Decision) -> Self {
+        let seconds = |micros: u64| micros as f64 / 1e6;
+        let estimate = decision.estimate;
+        Self {
+            outcome: decision.outcome.word(),
+            detail: &decision.detail,
+            unix_seconds: decision.unix_millis as f64 / 1e3,
+            pages: decision.pages,
+            found: decision.found,
+            loaded: decision.loaded,
+            seconds_with_load: estimate.map(|times| seconds(times.with_load_micros)),
+            seconds_without_load: estimate.map(|times| seconds(times.without_load_micros)),
+        }
+    }
+}
+
 /// Prints why pages are hits or misses.
 ///
 /// # Errors
 /// If there is no store, no process owns it, its owner does not answer, or an argument is invalid.
 pub fn run(context: &Context, args: &ExplainArgs) -> Result<Status, Failure> {
-    let keys = read_keys(&args.keys)?;
-    let id = find_scope(&args.dir, &args.scope)?;
+    match (&args.request, &args.scope, &args.keys) {
+        (None, Some(scope), Some(keys)) => explain_keys(context, &args.dir, scope, keys),
+        // The parser of arguments demands a request without keys.
+        (request, ..) => explain_request(context, &args.dir, request.as_deref().unwrap_or("")),
+    }
+}
+
+fn explain_keys(
+    context: &Context,
+    dir: &Path,
+    scope: &str,
+    keys: &Path,
+) -> Result<Status, Failure> {
+    let keys = read_keys(keys)?;
+    let id = find_scope(dir, scope)?;
     let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let explained = ritornello_node::explain(&args.dir, id, &slices);
-    let explained = explained.map_err(|error| open::unobserved(&args.dir, &error))?;
-    let explanation = explained.ok_or_else(|| unowned(&args.dir))?;
+    let explained = ritornello_node::explain(dir, id, &slices);
+    let explained = explained.map_err(|error| open::unobserved(dir, &error))?;
+    let explanation = explained.ok_or_else(|| unowned(dir))?;
     if context.json {
-        json(&Report { dir: &args.dir, scope: id.to_string(), explanation: &explanation });
+        json(&Report { dir, scope: id.to_string(), explanation: &explanation });
     } else {
         print_stdout(&describe(id, &explanation));
+    }
+    Ok(Status::Fine)
+}
+
+fn explain_request(context: &Context, dir: &Path, request: &str) -> Result<Status, Failure> {
+    let explained = ritornello_node::explain_request(dir, request);
+    let explained = explained.map_err(|error| open::unobserved(dir, &error))?;
+    let RequestExplanation { requests, memory } = explained.ok_or_else(|| unowned(dir))?;
+    if context.json {
+        let entries = requests.iter().map(|entry| RequestEntry {
+            request_id: &entry.request,
+            scope: entry.scope.to_string(),
+            decisions: entry.decisions.iter().map(DecisionEntry::from).collect(),
+            explanation: &entry.explanation,
+        });
+        json(&RequestReport { dir, requests: entries.collect(), memory: &memory });
+    } else {
+        print_stdout(&describe_request(request, &requests, &memory));
     }
     Ok(Status::Fine)
 }
@@ -138,200 +232,4 @@ fn unowned(dir: &Path) -> Failure {
         format!("no process owns the store in {}, so no process knows its pages", dir.display()),
         "start the engine or `ritornello serve DIR`, and ask again after a miss",
     )
-}
-
-fn describe(id: ScopeId, explanation: &Explanation) -> String {
-    let keys: u32 = explanation.spans.iter().map(|span| span.pages).sum();
-    let hits = explanation.spans.iter().filter(|span| span.answer == Answer::Hit);
-    let hits: u32 = hits.map(|span| span.pages).sum();
-    let mut lines = vec![format!("scope {id}: {hits} of {keys} pages are hits")];
-    if !explanation.is_registered {
-        lines.push(
-            "the scope is not registered: it had no put and no settings, or it was dropped"
-                .to_owned(),
-        );
-    }
-    lines.extend(explanation.spans.iter().map(|span| line(span, explanation)));
-    if hits < keys {
-        let ago = age(explanation.remembered_seconds);
-        lines.push(format!("the owner opened the store {ago}, and remembers nothing earlier"));
-    }
-    lines.join("\n")
-}
-
-/// One line about a span: its keys, the answer, and the next step.
-fn line(span: &KeySpan, explanation: &Explanation) -> String {
-    let KeySpan { at, pages, .. } = *span;
-    let keys = match pages {
-        1 => format!("key {at}"),
-        _ => format!("keys {at} to {}", at + pages - 1),
-    };
-    let ago = span.seconds_ago.map(|seconds| format!(" {}", age(seconds))).unwrap_or_default();
-    let detail = span.detail.as_str();
-    let said = match span.answer {
-        Answer::Hit => "hit".to_owned(),
-        Answer::BehindMissing => {
-            "stored, but behind a missing page: a get delivers them when that page is a hit again"
-                .to_owned()
-        }
-        Answer::NotYetVisible => "being put now: ask again when the put has ended".to_owned(),
-        Answer::AbsentVolume => {
-            format!("stored in space that is absent ({detail}): mount it, or check its disk")
-        }
-        Answer::Evicted => format!("evicted{ago}, {}", evicted(detail)),
-        Answer::Removed => format!("removed{ago}, {}", removed(detail)),
-        Answer::Damaged => {
-            format!("removed as damaged{ago}, {}", damaged(detail))
-        }
-        Answer::Refused => format!("offered{ago} and refused, {}", refused(detail)),
-        Answer::Abandoned => {
-            format!(
-                "a put had space for them and gave it up{ago}: see the log of the process that put"
-            )
-        }
-        Answer::OtherScope => other_scope(detail, &explanation.other_scopes),
-        Answer::Unknown => {
-            "not known: no put of them reached the owner, or it forgot them".to_owned()
-        }
-    };
-    format!("{keys}: {said}")
-}
-
-fn evicted(cause: &str) -> String {
-    match cause {
-        "space" => {
-            "because a put needed space: raise the capacity (`ritornello resize`)".to_owned()
-        }
-        "quota" => "because the scope reached its quota: raise the quota".to_owned(),
-        "index" => {
-            "because the index reached a limit: raise its memory ceiling or the capacity".to_owned()
-        }
-        "segment" => "because a smaller capacity or a drain removed its segment".to_owned(),
-        other => format!("because of {other}"),
-    }
-}
-
-fn removed(cause: &str) -> String {
-    match cause {
-        "deleted" => "because a caller deleted them, or a page before them".to_owned(),
-        "scope_dropped" => "because the scope was dropped with all its pages".to_owned(),
-        "directory_forgotten" => {
-            "because their directory was forgotten (`ritornello paths forget`)".to_owned()
-        }
-        other => format!("because of {other}"),
-    }
-}
-
-fn damaged(cause: &str) -> String {
-    match cause {
-        "verification" => "because they, or a page before them, failed verification: check the \
-                           disk (dmesg), and put them again"
-            .to_owned(),
-        "space" => "because their space was lost while their directory was absent: put them again"
-            .to_owned(),
-        other => format!("because of {other}"),
-    }
-}
-
-fn refused(reason: &str) -> String {
-    match reason {
-        "no_space" => {
-            "because no space could be freed: raise the capacity, or retain less".to_owned()
-        }
-        "deadline" => "because no space was free in time: see `ritornello top`".to_owned(),
-        "metadata" => "because the index could take no run: raise the capacity".to_owned(),
-        "quota" => "because the scope reached its quota: raise the quota".to_owned(),
-        "admission" => {
-            "because pages are admitted when they are put again: put them again".to_owned()
-        }
-        "write_budget" => "because the write budget was used up: raise the budget".to_owned(),
-        "index_memory" => {
-            "because the index is at its memory ceiling: raise the ceiling".to_owned()
-        }
-        "absent_space" => "because pages of the put are in absent space: mount it".to_owned(),
-        other => format!("because of {other}"),
-    }
-}
-
-fn other_scope(id: &str, scopes: &[OtherScope]) -> String {
-    let Some(OtherScope { model, differs, .. }) = scopes.iter().find(|scope| scope.id == id) else {
-        return format!("stored in scope {id}");
-    };
-    let model: String = model.chars().take(32).collect();
-    let stored = format!("not in this scope, but in scope {id} (model {model})");
-    match differs {
-        None => format!("{stored}; of this scope only the id is known, so they cannot be compared"),
-        Some(fields) => {
-            let shown = fields.iter().map(|FieldDifference { field, asked, stored }| {
-                format!("{field} ({asked} here, {stored} there)")
-            });
-            let shown: Vec<String> = shown.collect();
-            format!("{stored}, which differs in {}: make these settings equal", shown.join(", "))
-        }
-    }
-}
-
-/// Formats an age in its largest unit.
-fn age(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s ago"),
-        120..7_200 => format!("{} min ago", seconds / 60),
-        7_200..172_800 => format!("{} h ago", seconds / 3_600),
-        _ => format!("{} days ago", count(seconds / 86_400)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ritornello_store::remembered_answers;
-
-    fn span(answer: Answer, detail: &str) -> KeySpan {
-        KeySpan { at: 4, pages: 1, answer, detail: detail.to_owned(), seconds_ago: Some(40) }
-    }
-
-    #[test]
-    fn every_line_names_keys_and_age() {
-        let explanation = Explanation::default();
-        let evicted = line(&span(Answer::Evicted, "space"), &explanation);
-        assert!(evicted.starts_with("key 4: evicted 40 s ago, because a put"), "{evicted}");
-        let several = KeySpan { pages: 3, seconds_ago: None, ..span(Answer::Hit, "") };
-        assert_eq!(line(&several, &explanation), "keys 4 to 6: hit");
-        assert_eq!(
-            [age(119), age(120), age(7_200), age(172_800)].join(", "),
-            "119 s ago, 2 min ago, 2 h ago, 2 days ago"
-        );
-    }
-
-    #[test]
-    fn every_remembered_answer_has_its_advice() {
-        let explanation = Explanation::default();
-        let lines = remembered_answers().map(|(answer, detail)| {
-            let said = line(&span(answer, detail), &explanation);
-            assert!(said.contains(": ") && !said.contains("because of"), "{said}");
-            said
-        });
-        let lines: Vec<String> = lines.collect();
-        assert!((1..lines.len()).all(|at| !lines[..at].contains(&lines[at])), "{lines:?}");
-        let said = line(&span(Answer::Evicted, "a cause of a later version"), &explanation);
-        assert!(said.ends_with("because of a cause of a later version"), "{said}");
-    }
-
-    #[test]
-    fn differences_of_scopes_are_named() {
-        let difference = |field: &str, asked: &str, stored: &str| FieldDifference {
-            field: field.to_owned(),
-            asked: asked.to_owned(),
-            stored: stored.to_owned(),
-        };
-        let mut other = OtherScope {
-            id: "ab".to_owned(),
-            model: "m".to_owned(),
-            differs: Some(vec![difference("dtype", "fp8", "bfloat16")]),
-        };
-        let said = |other: &OtherScope| other_scope("ab", std::slice::from_ref(other));
-        assert!(said(&other).contains("dtype (fp8 here, bfloat16 there)"), "{}", said(&other));
-        other.differs = None;
-        assert!(said(&other).contains("only the id is known"), "{}", said(&other));
-    }
 }

@@ -11,8 +11,10 @@
 pub mod convert;
 pub mod doctor;
 pub mod explain;
+mod explanation_text;
 pub mod fsck;
 pub mod remote;
+mod request_text;
 pub mod restore;
 pub mod serve;
 pub mod simulate;
