@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_node::{Role, open};
+use ritornello_store::{Decision, DecisionEstimate, DecisionOutcome};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -112,6 +113,76 @@ fn explain_says_why_each_page_is_a_miss() {
     let anonymous =
         |target: &str| send(address, "POST", target, &headers, &body.to_string()).status;
     assert_eq!((anonymous("/v1/explain"), anonymous("/v1/probe")), (200, 401));
+}
+
+#[test]
+fn request_is_explained_with_its_decisions() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    fill(&node, "a model");
+    let (scope, stored) = (scope("a model"), keys());
+    let refs: Vec<&[u8]> = stored.iter().map(<[u8; 16]>::as_slice).collect();
+    let decide = |request: &str, outcome: DecisionOutcome, loaded: u32| {
+        let times = DecisionEstimate { with_load_micros: 1_500_000, without_load_micros: 500_000 };
+        let estimate = (outcome == DecisionOutcome::Declined).then_some(times);
+        let decision = Decision::now(request, scope.id(), outcome).with_pages(&refs);
+        node.store().note_decision(Decision { found: 6, loaded, estimate, ..decision });
+    };
+    decide("cmpl-1-0-5d41402a", DecisionOutcome::Declined, 0);
+    decide("cmpl-2-0-7f2ababa", DecisionOutcome::Loaded, 6);
+    node.store().delete(&scope, &[&stored[4]]).unwrap();
+    let service = operating(&[Arc::clone(&node)]);
+    let address = service.address();
+    let decisions = |query: &str| get(address, &format!("/v1/decisions{query}"));
+    let listed = decisions("").json();
+    let ids: Vec<&Value> =
+        listed["decisions"].as_array().unwrap().iter().map(|made| &made["request_id"]).collect();
+    assert_eq!(ids, ["cmpl-2-0-7f2ababa", "cmpl-1-0-5d41402a"]);
+    assert_eq!((&listed["forgotten"], &listed["dropped"]), (&0.into(), &0.into()));
+    let mut declined = listed["decisions"][1].clone();
+    assert!(declined["unix_seconds"].take().as_f64().unwrap() > 1.7e9);
+    let expected = json!({
+        "request_id": "cmpl-1-0-5d41402a", "unix_seconds": null, "scope": id(),
+        "outcome": "declined", "detail": "", "pages": 6, "found": 6, "loaded": 0,
+        "seconds_with_load": 1.5, "seconds_without_load": 0.5,
+    });
+    assert_eq!(declined, expected);
+    assert_eq!(decisions("?limit=1").json()["decisions"], json!([listed["decisions"][0]]));
+    for refused in ["?limit=0", "?limit=1025", "?limit=many", "?more=1"] {
+        assert_eq!(decisions(refused).status, 400, "{refused}");
+    }
+    assert_eq!(decisions("?store=/elsewhere").status, 404);
+
+    let explain = |body: Value| send_as("read", address, "POST", "/v1/explain", &body.to_string());
+    let answer = explain(json!({ "request_id": "cmpl-1" }));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let answer = answer.json();
+    let [request] = &answer["requests"].as_array().unwrap()[..] else { panic!("{answer}") };
+    assert_eq!((&request["request_id"], &request["scope"]), (&ids[1].clone(), &id().into()));
+    assert_eq!(request["decisions"], json!([listed["decisions"][1]]));
+    let spans = request["explanation"]["spans"].as_array().unwrap();
+    let answers: Vec<_> = spans.iter().map(|s| (&s["answer"], &s["pages"])).collect();
+    assert_eq!(answers, [(&"hit".into(), &4.into()), (&"removed".into(), &2.into())]);
+    assert_eq!(explain(json!({ "request_id": "cmpl-9" })).json()["requests"], json!([]));
+    for refused in [
+        json!({}),
+        json!({ "request_id": 7 }),
+        json!({ "request_id": "r", "keys": [] }),
+        json!({ "scope": id() }),
+    ] {
+        let answer = explain(refused);
+        assert_eq!((answer.status, answer.body.contains("request_id")), (400, true), "{answer:?}");
+    }
+    let metrics = get(address, "/metrics").body;
+    let store = node.path().display();
+    let count = |outcome: &str| {
+        let labels = format!("{{store=\"{store}\",outcome=\"{outcome}\"");
+        metric(&metrics, &format!("ritornello_decisions_total{labels}"))
+    };
+    assert_eq!(
+        (count("declined"), count("loaded"), count("missed")),
+        (Some(1.), Some(1.), Some(0.))
+    );
 }
 
 #[test]

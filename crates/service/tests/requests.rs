@@ -55,7 +55,7 @@ fn document_lists_exactly_the_routes() {
     }
 }
 
-const ROUTES: [(&str, &str); 13] = [
+const ROUTES: [(&str, &str); 14] = [
     ("GET", "/livez"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
@@ -63,6 +63,7 @@ const ROUTES: [(&str, &str); 13] = [
     ("GET", "/v1/stats"),
     ("GET", "/v1/scopes"),
     ("GET", "/v1/config"),
+    ("GET", "/v1/decisions"),
     ("GET", "/v1/scrub"),
     ("POST", "/v1/probe"),
     ("POST", "/v1/explain"),

@@ -51,6 +51,9 @@ names! {
     UNANSWERED_CALLS = ("unanswered_calls", Count,
         "Lookups and gets answered with a miss, and puts skipped, because the owner did not respond \
         or reopened the store, of all processes");
+    DECISIONS = ("decisions", Count, "Decisions about the pages of requests, of all processes");
+    DROPPED_DECISIONS = ("dropped_decisions", Count,
+        "Decisions that did not fit the buffer of their process");
     STORED_PAGES = ("stored_pages", Count, "Pages committed");
     PRESENT_PAGES = ("present_pages", Count, "Pages of puts that were stored already");
     REFUSED_PAGES = ("refused_pages", Count, "Pages of puts that were not stored");

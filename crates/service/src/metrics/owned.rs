@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
 /// metric.
-const COUNTERS: [(&str, &Definition); 27] = [
+const COUNTERS: [(&str, &Definition); 28] = [
     ("probes", &names::PROBES),
     ("present_pages", &names::PRESENT_PAGES),
     ("refused_scopes", &names::REFUSED_SCOPES),
@@ -33,6 +33,7 @@ const COUNTERS: [(&str, &Definition); 27] = [
     ("reopenings", &names::REOPENINGS),
     ("staging_refusals", &names::UNSTAGED_PAGES),
     ("unanswered", &names::UNANSWERED_CALLS),
+    ("dropped_decisions", &names::DROPPED_DECISIONS),
     ("probed_pages", &names::PROBED_PAGES),
     ("stored_pages", &names::STORED_PAGES),
 ];
@@ -122,9 +123,12 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
             rows.counter(definition, tier(), value);
         }
     }
-    for (name, pages) in &stats.counters {
+    for (name, count) in &stats.counters {
         if let Some(reason) = name.strip_prefix("undelivered_") {
-            rows.counter(&names::UNDELIVERED_PAGES, [("reason", label(reason))], *pages);
+            rows.counter(&names::UNDELIVERED_PAGES, [("reason", label(reason))], *count);
+        }
+        if let Some(outcome) = name.strip_prefix("decisions_") {
+            rows.counter(&names::DECISIONS, [("outcome", label(outcome))], *count);
         }
     }
     for (calls, sum, definition) in

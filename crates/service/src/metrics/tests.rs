@@ -39,6 +39,7 @@ fn all_counters() -> BTreeMap<String, u64> {
         .snapshot()
         .into_iter()
         .chain(transfers.by_name())
+        .chain(ritornello_store::DecisionCounts::default().by_name())
         .collect()
 }
 

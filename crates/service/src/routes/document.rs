@@ -21,13 +21,18 @@ const WITH_TOKEN: [(&str, &str); 1] = [("401", "there is no token, or an unknown
 /// Further errors of requests that name a store or a scope.
 const WITH_NAME: [(&str, &str); 1] = [("404", "the store or the scope does not exist")];
 /// Further errors of requests with a body.
-const WITH_BODY: [(&str, &str); 5] = [
+const WITH_BODY: [(&str, &str); 3] = [
     ("403", "the role of the token does not permit the request"),
-    ("409", "the store is not open in this process, or the call is running already"),
     ("413", "the body is too long"),
     ("415", "the body is not JSON"),
+];
+/// Further errors of requests that need an open store: requests with a body, and [`DECISIONS`].
+const WITH_OPEN_STORE: [(&str, &str); 2] = [
+    ("409", "the store is not open in this process, or the call is running already"),
     ("500", "the store failed"),
 ];
+/// The path of the decisions about requests.
+const DECISIONS: &str = "/v1/decisions";
 
 /// Adds errors and the token to all operations.
 pub(super) fn complete(document: &mut OpenApi) {
@@ -49,6 +54,9 @@ pub(super) fn complete(document: &mut OpenApi) {
             }
             if operation.request_body.is_some() {
                 add(operation, &WITH_BODY);
+            }
+            if operation.request_body.is_some() || path == DECISIONS {
+                add(operation, &WITH_OPEN_STORE);
             }
             if operation.request_body.is_some() && path != EXPLAIN {
                 operation.security = Some(vec![SecurityRequirement::new(TOKEN, [""; 0])]);

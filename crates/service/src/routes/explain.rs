@@ -1,6 +1,7 @@
 //! `/v1/explain`: why pages are hits or misses.
 
 use super::body::Body;
+use super::decisions::DecisionEntry;
 use super::keys::{self, HexKey};
 use crate::answer::Shared;
 use crate::problem::Problem;
@@ -8,15 +9,33 @@ use crate::role::EXPLAIN;
 use axum::extract::State;
 use axum::response::Json;
 use ritornello_format::{FieldDifference, ScopeId};
-use ritornello_store::{Explanation, KeySpan, OtherScope};
+use ritornello_store::{ExplainedRequest, Explanation, KeySpan, OtherScope, RequestExplanation};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
+/// A question about pages, or about a request.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged, expecting = "send `scope` and `keys`, or `request_id`")]
+pub(super) enum ExplainRequest {
+    Pages(PagesQuestion),
+    Request(RequestQuestion),
+}
+
+/// A request to explain.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RequestQuestion {
+    /// Directory of the store; may be omitted if the service has one store
+    store: Option<String>,
+    /// The id that the engine returned, or the engine's own id, which begins with it
+    request_id: String,
+}
+
 /// Pages to explain.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ExplainRequest {
+pub(super) struct PagesQuestion {
     /// Directory of the store; may be omitted if the service has one store
     store: Option<String>,
     /// The scope's id, as in `/v1/scopes`; it may belong to a scope that is not registered
@@ -27,9 +46,45 @@ pub(super) struct ExplainRequest {
     keys: Vec<HexKey>,
 }
 
+/// The explanation of pages, or of a request.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ExplainAnswer {
+    Pages(PagesAnswer),
+    Request(RequestAnswer),
+}
+
+/// The decisions about a request, and why its pages are hits or misses now.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RequestAnswer {
+    /// One entry for each of the engine's requests and each scope, the entry with the newest
+    /// decision first; of the 16 newest decisions.
+    requests: Vec<RequestEntry>,
+    /// Seconds since the owner opened the store, or since it received the newest decision that it
+    /// has forgotten.
+    remembered_seconds: u64,
+    /// Decisions that the owner has forgotten because its memory for decisions is limited.
+    forgotten: u64,
+    /// Decisions that processes could not report, because their buffers were full.
+    dropped: u64,
+}
+
+/// The decisions about one request in one scope.
+#[derive(Serialize, ToSchema)]
+struct RequestEntry {
+    /// The engine's own id of the request.
+    request_id: String,
+    /// Id of the scope in which the pages were looked up.
+    scope: String,
+    /// The newest decision first.
+    decisions: Vec<DecisionEntry>,
+    /// Why the pages of the newest decision are hits or misses now.
+    explanation: PagesAnswer,
+}
+
 /// Why pages are hits or misses.
 #[derive(Serialize, ToSchema)]
-pub(super) struct ExplainAnswer {
+pub(super) struct PagesAnswer {
     /// The keys by answer, in their order; together they cover all keys.
     spans: Vec<KeySpanEntry>,
     /// The scopes that answers of `other_scope` name, at most four.
@@ -82,7 +137,29 @@ struct DifferenceEntry {
     stored: String,
 }
 
-impl From<Explanation> for ExplainAnswer {
+impl From<RequestExplanation> for RequestAnswer {
+    fn from(RequestExplanation { requests, memory }: RequestExplanation) -> Self {
+        Self {
+            requests: requests.into_iter().map(RequestEntry::from).collect(),
+            remembered_seconds: memory.remembered_seconds,
+            forgotten: memory.forgotten,
+            dropped: memory.dropped,
+        }
+    }
+}
+
+impl From<ExplainedRequest> for RequestEntry {
+    fn from(entry: ExplainedRequest) -> Self {
+        Self {
+            request_id: entry.request,
+            scope: entry.scope.to_string(),
+            decisions: entry.decisions.into_iter().map(DecisionEntry::from).collect(),
+            explanation: entry.explanation.into(),
+        }
+    }
+}
+
+impl From<Explanation> for PagesAnswer {
     fn from(explanation: Explanation) -> Self {
         Self {
             spans: explanation.spans.into_iter().map(KeySpanEntry::from).collect(),
@@ -109,7 +186,8 @@ impl From<OtherScope> for OtherScopeEntry {
 
 /// Explain hits and misses
 ///
-/// Returns for each page why it is a hit or a miss. Counts as no lookup and no use.
+/// Returns for each page why it is a hit or a miss, or the same for a request, with the decisions
+/// of the engine. Counts as no lookup and no use.
 #[utoipa::path(
     post,
     path = EXPLAIN,
@@ -120,12 +198,38 @@ pub(super) async fn explain(
     State(shared): State<Arc<Shared>>,
     Body(request): Body<ExplainRequest>,
 ) -> Result<Json<ExplainAnswer>, Problem> {
-    let keys = keys::parse(&request.keys)?;
-    let id: ScopeId = request.scope.parse().map_err(|error| Problem::from(&error))?;
-    let answer = shared.call(request.store.as_deref(), move |_, node| {
+    let answer = match request {
+        ExplainRequest::Pages(question) => {
+            ExplainAnswer::Pages(explain_pages(&shared, question).await?)
+        }
+        ExplainRequest::Request(question) => {
+            ExplainAnswer::Request(explain_request(&shared, question).await?)
+        }
+    };
+    Ok(Json(answer))
+}
+
+async fn explain_pages(
+    shared: &Shared,
+    PagesQuestion { store, scope, keys }: PagesQuestion,
+) -> Result<PagesAnswer, Problem> {
+    let keys = keys::parse(&keys)?;
+    let id: ScopeId = scope.parse().map_err(|error| Problem::from(&error))?;
+    let answer = shared.call(store.as_deref(), move |_, node| {
         let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         let explained = node.store().explain_by_id(id, &slices);
-        explained.map(ExplainAnswer::from).map_err(|error| Problem::from(&error))
+        explained.map(PagesAnswer::from).map_err(|error| Problem::from(&error))
     });
-    answer.await.map(Json)
+    answer.await
+}
+
+async fn explain_request(
+    shared: &Shared,
+    RequestQuestion { store, request_id }: RequestQuestion,
+) -> Result<RequestAnswer, Problem> {
+    let answer = shared.call(store.as_deref(), move |_, node| {
+        let explained = node.store().explain_request(&request_id);
+        explained.map(RequestAnswer::from).map_err(|error| Problem::from(&error))
+    });
+    answer.await
 }

@@ -2,6 +2,7 @@
 
 mod body;
 mod config;
+mod decisions;
 mod document;
 mod explain;
 mod flush;
@@ -47,6 +48,7 @@ pub(crate) fn router(shared: &Arc<Shared>) -> Router {
         .routes(routes!(stats::stats))
         .routes(routes!(scopes::scopes))
         .routes(routes!(config::config))
+        .routes(routes!(decisions::decisions))
         .routes(routes!(probe::probe))
         .routes(routes!(explain::explain))
         .routes(routes!(flush::flush))
