@@ -27,6 +27,21 @@ Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
 # Which of the found pages are to be loaded. "auto": as many leading pages as are likely to load
 # faster than the engine computes them; "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
+# A decision about the pages of a request: to load pages; to compute found pages,
+# because the gate expects that to be faster ("declined"); to compute the pages that were not found;
+# nothing to load, because the engine has all pages ("not_needed"); no lookup, because the prompt is
+# shorter than a page; to wait for a remote or a copy; that pages of the request must not be loaded
+# ("not_cacheable"); or that the lookup failed.
+DecisionOutcome: TypeAlias = Literal[
+    "loaded",
+    "declined",
+    "missed",
+    "not_needed",
+    "too_short",
+    "waiting",
+    "not_cacheable",
+    "failed",
+]
 # A tier of a cache.
 TierName: TypeAlias = Literal["host", "disk", "remote"]
 
@@ -512,6 +527,25 @@ class Store:
         returns at least `limit` keys (16,384 if `limit` is larger), unless fewer remain, and often
         more. Reads from disk.
         """
+    def note_decision(
+        self,
+        request: str,
+        scope: Scope,
+        keys: Sequence[bytes],
+        outcome: DecisionOutcome,
+        *,
+        found: int = 0,
+        loaded: int = 0,
+        detail: str = "",
+        estimate: tuple[float, float] | None = None,
+    ) -> None:
+        """Records what the caller decided about the pages `keys` of a prompt, for
+        `ritornello explain --request`. `request`: the engine's own id, of which 128 bytes are kept.
+        The first 4,096 keys are kept. `found`: number of leading pages that were found, of which
+        the caller loads `loaded`. `detail`: the reason in the caller's words. `estimate`: estimated
+        seconds until the prompt is computed, with a load and without. Waits for nothing: decisions
+        are sent to the owner about every two seconds, and are dropped while 256, or 1 MiB, wait.
+        """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: four times as
         long as the slowest directory is expected to need, at most 60 s, but at least `least`.
@@ -592,6 +626,12 @@ class Lookup:
         pages, and of computing all tokens that the engine lacks, without a load. None while the
         lookup is not "ready", if the gate was not used or has no measurements, or if the engine
         already holds all found pages.
+        """
+    @property
+    def alternatives(self) -> tuple[float, float] | None:
+        """The gate's estimates of the seconds until all tokens are loaded or computed: with a load,
+        and without. If the gate chose to load nothing, the first is of the best load. None when
+        `estimate` is None.
         """
     @property
     def leases(self) -> list[tuple[TierName, int]]:
@@ -703,6 +743,19 @@ class Cache:
         `seconds` plus the estimated time to compute the tokens after the loaded pages exceed the
         estimated time to compute without a load, `stats` counts the excess as regret.
         """
+    def note_decision(
+        self,
+        request: str,
+        scope: Scope,
+        keys: Sequence[bytes],
+        outcome: DecisionOutcome,
+        *,
+        found: int = 0,
+        loaded: int = 0,
+        detail: str = "",
+        estimate: tuple[float, float] | None = None,
+    ) -> None:
+        """Records a decision at the lowest tier of this machine: see `Store.note_decision`."""
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get of `nbytes`, or with `put` for a put to the first
         tier: see `Store.time_limit`.

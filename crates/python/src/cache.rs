@@ -2,6 +2,7 @@
 
 use crate::arguments::{bytes_of, duration, put_options};
 use crate::batch::{Submission, ask};
+use crate::decision::decision;
 use crate::error::{OrRaise, as_setting, invalid, raise};
 use crate::lookup::Lookup;
 use crate::open::close_cache_at_exit;
@@ -13,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind};
-use ritornello_store::LeaseNumber;
+use ritornello_store::{Decision, LeaseNumber};
 use ritornello_tiers::cache::{
     self, LookupOptions, PrefetchPolicy, Settings, TierLease, TierSpec, tier_name,
 };
@@ -272,6 +273,31 @@ impl Cache {
             cache.record_outcome(took, decision.compute, decision.recompute);
         }
         Ok(())
+    }
+
+    /// Records what the caller decided about the pages of a request, as `Store.note_decision` does,
+    /// for the lowest tier of this machine.
+    #[pyo3(signature = (
+        request, scope, keys, outcome, *, found=0, loaded=0, detail="", estimate=None
+    ))]
+    // Python callers pass the arguments by name.
+    #[allow(clippy::too_many_arguments)]
+    fn note_decision(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        outcome: &str,
+        found: u32,
+        loaded: u32,
+        detail: &str,
+        estimate: Option<(f64, f64)>,
+    ) -> PyResult<()> {
+        let cache = self.cache(py)?;
+        let made = decision(request, scope, keys, outcome, estimate)?;
+        let detail = detail.to_owned();
+        cache.note_decision(Decision { found, loaded, detail, ..made }).or_raise(py)
     }
 
     /// Returns statistics of the cache and its tiers.

@@ -19,6 +19,7 @@ mod backend;
 mod batch;
 mod cache;
 mod completions;
+mod decision;
 mod device;
 mod error;
 mod fence;

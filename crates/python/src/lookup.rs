@@ -55,6 +55,14 @@ impl Lookup {
         let decision = self.0.decision.as_ref()?;
         Some((seconds(decision.load), seconds(decision.compute), seconds(decision.recompute)))
     }
+    /// The gate's estimates in seconds of the time until all tokens are loaded or computed: with a
+    /// load, and without. If the gate chose to load nothing, the first is of the best load. `None`
+    /// when `estimate` is.
+    #[getter]
+    fn alternatives(&self) -> Option<(f64, f64)> {
+        let decision = self.0.decision.as_ref()?;
+        Some((decision.with_load.as_secs_f64(), decision.recompute.as_secs_f64()))
+    }
     /// Leases on the pages to load. `Cache.release` ends each lease, in the process that looked up.
     #[getter]
     fn leases(&self) -> Vec<(&'static str, u64)> {

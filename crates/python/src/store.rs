@@ -4,6 +4,7 @@ use crate::arguments::{
     Keys, budget_of, bytes_of, control, directories, duration, io_choice, put_options,
 };
 use crate::batch::{BatchMemory, Submission, ask};
+use crate::decision::decision;
 use crate::device::DevicePages;
 use crate::error::{OrRaise, as_setting};
 use crate::lease::LeasedPrefix;
@@ -16,7 +17,7 @@ use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::ScopeSettings;
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::eviction::PolicyKind;
-use ritornello_store::{Durability, LeaseNumber, Options, parse_codec, parse_index};
+use ritornello_store::{Decision, Durability, LeaseNumber, Options, parse_codec, parse_index};
 use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -326,6 +327,32 @@ impl Store {
     fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64, put: bool) -> PyResult<f64> {
         let least = duration(py, "least", least)?;
         Ok(self.node.get(py)?.store().time_limit(nbytes, least, put).as_secs_f64())
+    }
+
+    /// Records what the caller decided about the pages of a request, for `ritornello explain`.
+    /// Waits for nothing.
+    #[pyo3(signature = (
+        request, scope, keys, outcome, *, found=0, loaded=0, detail="", estimate=None
+    ))]
+    // Python callers pass the arguments by name.
+    #[allow(clippy::too_many_arguments)]
+    fn note_decision(
+        &self,
+        py: Python<'_>,
+        request: &str,
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        outcome: &str,
+        found: u32,
+        loaded: u32,
+        detail: &str,
+        estimate: Option<(f64, f64)>,
+    ) -> PyResult<()> {
+        let node = self.node.get(py)?;
+        let made = decision(request, scope, keys, outcome, estimate)?;
+        let detail = detail.to_owned();
+        node.store().note_decision(Decision { found, loaded, detail, ..made });
+        Ok(())
     }
 
     /// Makes all earlier puts survive power loss.

@@ -94,6 +94,10 @@ pub struct LoadDecision {
     /// Estimated time to compute all tokens after the first [`LoadQuery::before`], if nothing is
     /// loaded.
     pub recompute: Duration,
+    /// Estimated time to load pages and to compute the tokens after them: [`pages`](Self::pages),
+    /// or the pages that take the least time if the decision is to load nothing. Zero if no page
+    /// was found, or if no prefill was recorded.
+    pub with_load: Duration,
 }
 
 /// Estimates prefill seconds as a cost per token plus a cost per pair of a token and a token before
@@ -234,9 +238,16 @@ impl Gate {
         };
         let Some(recompute) = rest(0) else {
             let none = Duration::ZERO;
-            return LoadDecision { pages: found, load: none, compute: none, recompute: none };
+            return LoadDecision {
+                pages: found,
+                load: none,
+                compute: none,
+                recompute: none,
+                with_load: none,
+            };
         };
         let mut best = (0, 0.0, recompute);
+        let mut least = f64::INFINITY;
         let mut loads = [0.0_f64; 4];
         let mut pages = 0;
         for span in query.found {
@@ -250,6 +261,7 @@ impl Gate {
                 .map(|tier| self.tiers[tier].seconds(loads[tier], query.queued[tier] as f64, now))
                 .fold(0.0, f64::max);
             let compute = rest(pages).unwrap_or(0.0);
+            least = least.min(load + compute);
             let worth_it = match query.mode {
                 LoadMode::Auto => {
                     load + compute < (recompute * (1.0 - MIN_GAIN)).min(best.1 + best.2)
@@ -262,11 +274,17 @@ impl Gate {
             }
         }
         let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let with_load = match best.0 {
+            0 if least.is_infinite() => 0.0,
+            0 => least,
+            _ => best.1 + best.2,
+        };
         LoadDecision {
             pages: best.0,
             load: duration(best.1),
             compute: duration(best.2),
             recompute: duration(recompute),
+            with_load: duration(with_load),
         }
     }
 }
@@ -318,6 +336,8 @@ mod tests {
             assert_eq!(decided.pages, pages, "{rate}: {decided:?}");
             let total = decided.load + decided.compute;
             assert!(total <= decided.recompute);
+            // A load that is declined would gain less than the least gain.
+            assert_eq!(decided.with_load > decided.recompute.mul_f64(1.0 - MIN_GAIN), pages == 0);
         }
     }
 
@@ -329,6 +349,8 @@ mod tests {
         assert_eq!((always.pages, never.pages), (30, 0));
         assert!(always.load + always.compute > always.recompute);
         assert_eq!((never.load, never.compute), (Duration::ZERO, never.recompute));
+        assert_eq!(never.with_load, always.with_load);
+        assert_eq!(slow.decide(&query(&[], 2_000), 0.0).with_load, Duration::ZERO);
         let nothing = LoadQuery { mode: LoadMode::Never, ..query(&found, 2_000) };
         assert_eq!(Gate::default().decide(&nothing, 0.0).pages, 0);
         assert!(LoadMode::parse("often").unwrap_err().to_string().contains("always"));

@@ -5,7 +5,7 @@ use super::cache::Cache;
 use super::local_tier::LocalTier;
 use ritornello_format::{Result, Scope, check_keys};
 use ritornello_node::Role;
-use ritornello_store::{KeyListing, ScopeListing, StorePolicy};
+use ritornello_store::{Decision, KeyListing, ScopeListing, StorePolicy};
 
 impl Cache {
     /// Returns the permissions ([`StorePolicy`]) of the lowest local tier's store.
@@ -15,6 +15,17 @@ impl Cache {
     pub fn policy(&self) -> Result<StorePolicy> {
         self.check()?;
         Ok(self.tiers.lowest().node.policy().clone())
+    }
+
+    /// Records what this process decided about the pages of a request, for the owner of the lowest
+    /// local tier's store: see [`Store::note_decision`](ritornello_store::Store::note_decision).
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn note_decision(&self, decision: Decision) -> Result<()> {
+        self.check()?;
+        self.tiers.lowest().store().note_decision(decision);
+        Ok(())
     }
 
     /// Returns for each page whether it is on a local tier, also for pages after a missing page.
