@@ -60,6 +60,13 @@ MODELS: dict[str, dict[str, int]] = {
 }
 
 
+def step_of(scheduled: dict[str, int]) -> Any:
+    """Returns a step that computes the `scheduled` numbers of tokens, and ends no request."""
+    return SimpleNamespace(
+        num_scheduled_tokens=scheduled, finished_req_ids=set(), preempted_req_ids=None
+    )
+
+
 class Engine:
     """The part of vLLM's scheduler that the connector uses."""
 
@@ -102,11 +109,11 @@ class Engine:
         side.request_admitted(asked, self.blocks, tokens)
         asked.num_computed_tokens = tokens
         if asynchronous:
-            side.plan(SimpleNamespace(num_scheduled_tokens={}))
+            side.plan(step_of({}))
             side.complete_step(None, set(), {name})
             side.request_admitted(asked, self.blocks, 0)
         scheduled = asked.num_tokens - asked.num_computed_tokens
-        side.plan(SimpleNamespace(num_scheduled_tokens={name: scheduled}))
+        side.plan(step_of({name: scheduled}))
         side.request_finished(name)
         return tokens
 
@@ -121,10 +128,10 @@ class Engine:
             self.side.matched_tokens(asked, 0)
             self.side.request_admitted(asked, self.blocks, 0)
             scheduled = {asked.request_id: asked.num_tokens}
-            self.side.plan(SimpleNamespace(num_scheduled_tokens=scheduled))
+            self.side.plan(step_of(scheduled))
             asked.num_computed_tokens = asked.num_tokens
             running.append(asked)
-        step = SimpleNamespace(num_scheduled_tokens={asked.request_id: 1 for asked in running})
+        step = step_of({asked.request_id: 1 for asked in running})
         while True:
             for asked in running:
                 asked.num_tokens += 1
