@@ -28,7 +28,7 @@ Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
 # faster than the engine computes them; "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
 # A decision about the pages of a request: to load pages; to compute found pages,
-# because the gate expects that to be faster ("declined"); to compute the pages that were not found;
+# because the gate chose so ("declined"); to compute the pages that were not found;
 # nothing to load, because the engine has all pages ("not_needed"); no lookup, because the prompt is
 # shorter than a page; to wait for a remote or a copy; that pages of the request must not be loaded
 # ("not_cacheable"); or that the lookup failed.
@@ -541,7 +541,7 @@ class Store:
     ) -> None:
         """Records what the caller decided about the pages `keys` of a prompt, for
         `ritornello explain --request`. `request`: the engine's own id, of which 128 bytes are kept.
-        The first 4,096 keys are kept. `found`: number of leading pages that were found, of which
+        The first 1,024 keys are kept. `found`: number of leading pages that were found, of which
         the caller loads `loaded`. `detail`: the reason in the caller's words. `estimate`: estimated
         seconds until the prompt is computed, with a load and without. Waits for nothing: decisions
         are sent to the owner about every two seconds, and are dropped while 256, or 1 MiB, wait.
@@ -629,8 +629,8 @@ class Lookup:
         """
     @property
     def alternatives(self) -> tuple[float, float] | None:
-        """The gate's estimates of the seconds until all tokens are loaded or computed: with a load,
-        and without. If the gate chose to load nothing, the first is of the best load. None when
+        """The gate's estimates of the seconds until all tokens are loaded or computed: with the
+        load that it chose, or the best load if it chose none, and without a load. None when
         `estimate` is None.
         """
     @property

@@ -122,17 +122,18 @@ def test_claimed_tokens_are_counted_by_tier(side: SchedulerSide, store: FakeStor
 def test_slow_load_is_asynchronous(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
-    store.decision = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
+    store.decision = SimpleNamespace(estimate=(0.2, 0.1, 0.9), alternatives=(0.3, 0.9))
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
     side.request_finished("r")
-    store.decision = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
+    store.decision = SimpleNamespace(estimate=(0.1, 0.2, 0.9), alternatives=(0.3, 0.9))
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
 
 
 def test_timings_are_recorded_if_wanted(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
-    store.wants_timings, store.decision = True, SimpleNamespace(estimate=None)
+    store.wants_timings = True
+    store.decision = SimpleNamespace(estimate=None, alternatives=None)
     metadata = run(side, asked)
     assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
     report = WorkerReport(prefill=(192, 108, 0.5), load_seconds={"r": 0.25})

@@ -68,6 +68,10 @@ class FakeStore:
     prompts: list[PromptLength] = field(default_factory=list)
     cancelled: list[tuple[bytes, ...]] = field(default_factory=list)
     timings: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
+    # The recorded decisions: request, outcome, number of keys, and the named arguments.
+    noted: list[tuple[str, str, int, dict[str, Any]]] = field(default_factory=list)
+    # Whether `note_decision` raises.
+    refuses_decisions: bool = False
 
     def lookup(
         self,
@@ -90,6 +94,19 @@ class FakeStore:
         self.leases.add(self.lookups)
         worth_loading = min(here, self.worth_loading)
         return StoreHit(worth_loading, here, self.lookups, tiers=self.tiers, decision=self.decision)
+
+    def note_decision(
+        self,
+        identity: Identity,
+        object_id: ObjectId,
+        request: str,
+        keys: Sequence[bytes],
+        outcome: str,
+        **named: Any,
+    ) -> None:
+        if self.refuses_decisions:
+            raise RuntimeError("made by the test")
+        self.noted.append((request, outcome, len(keys), named))
 
     def permits_retention(self) -> bool:
         return self.permits

@@ -78,7 +78,7 @@ fn request_is_explained_by_the_id_that_the_engine_returned() {
     let lines: Vec<&str> = answer.out.lines().collect();
     assert_eq!(lines[0], "request chatcmpl-7-5d41402a");
     assert!(lines[1].ends_with(" s ago: 24 of 24 pages found, 24 to load"), "{}", lines[1]);
-    let declined = "24 of 24 pages found, and computed: the gate expects it to be faster; \
+    let declined = "24 of 24 pages found, none to load: the gate chose to compute them; \
                     estimated 9.0 ms with a load, 7.0 ms without";
     assert!(lines[2].ends_with(declined), "{}", lines[2]);
     assert_eq!(lines[3], format!("scope {id}: 16 of 24 pages are hits"));

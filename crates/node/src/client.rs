@@ -111,8 +111,8 @@ impl Client {
         );
         if asks_why && self.version < EXPLAINS_SINCE {
             return Err(Error::invalid(
-                "the store's owner is of a version that does not explain misses: restart it with \
-                 this version",
+                "the store's owner is of a version that explains no misses and lists no decisions: \
+                 restart it with this version",
             )
             .with("pid", self.owner.0));
         }

@@ -1,5 +1,6 @@
 //! Reopens a poisoned store in the process that owns it, and closes a store whose path now leads to
-//! another directory. In every process, the same thread sends the reports to the owner.
+//! another directory. In every process, the same thread sends this process's reports (module
+//! `reports`) to the owner.
 //!
 //! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
 //! it could not write and may report success afterwards. The owner therefore closes the core and

@@ -11,9 +11,16 @@ use std::mem;
 /// [`REPORTED_DECISIONS_MAX`].
 const DECISION_BYTES_MAX: usize = 1 << 20;
 
+/// Maximum bytes of the decisions in a message, unless a single decision is longer. Each side keeps
+/// a buffer for messages of 64 KiB, and a longer message may fill the socket: its connection must
+/// then be closed, and the next call of the engine has to make one.
+const MESSAGE_BYTES_MAX: usize = 48 << 10;
+
 /// Reports that are not sent to the owner yet.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
+    /// Held by the thread that sends, so that decisions arrive in their order.
+    sending: Mutex<()>,
     transfers: TransferTotals,
     decisions: Mutex<UnsentDecisions>,
 }
@@ -57,18 +64,21 @@ impl Reports {
     /// Sends all reports. Waits for nothing: counts and decisions that cannot be sent now are in
     /// the next report. Reports sent to an owner that ends before it reads them are lost.
     pub(crate) fn send(&self, membership: &Membership) {
+        let _sending = self.sending.lock();
         if let Some(counts) = self.transfers.take()
             && !send(membership, &Request::ReportTransfers { counts: Cow::Borrowed(&counts) })
         {
             self.transfers.add(&counts);
         }
-        let UnsentDecisions { decisions, dropped, .. } = mem::take(&mut *self.decisions.lock());
-        if decisions.is_empty() && dropped == 0 {
-            return;
-        }
-        let request = Request::ReportDecisions { decisions: Cow::Borrowed(&decisions), dropped };
-        if !send(membership, &request) {
-            self.keep_unsent(decisions, dropped);
+        let unsent = mem::take(&mut *self.decisions.lock());
+        let (mut decisions, mut dropped) = (&unsent.decisions[..], unsent.dropped);
+        while !decisions.is_empty() || dropped > 0 {
+            let (now, later) = decisions.split_at(message_len(decisions));
+            let request = Request::ReportDecisions { decisions: Cow::Borrowed(now), dropped };
+            if !send(membership, &request) {
+                return self.keep_unsent(decisions.to_vec(), dropped);
+            }
+            (decisions, dropped) = (later, 0);
         }
     }
 
@@ -79,6 +89,16 @@ impl Reports {
         unsent.dropped = dropped.saturating_add(later.dropped);
         decisions.into_iter().chain(later.decisions).for_each(|decision| unsent.add(decision));
     }
+}
+
+/// Number of leading decisions that fit a message; at least one, unless there is none.
+fn message_len(decisions: &[Decision]) -> usize {
+    let mut bytes = 0;
+    let fit = decisions.iter().take_while(|decision| {
+        bytes += decision.bytes();
+        bytes <= MESSAGE_BYTES_MAX
+    });
+    fit.count().max(1).min(decisions.len())
 }
 
 /// Sends a report to the owner, if this process owns the store or has an owner. Returns whether it
@@ -121,11 +141,21 @@ mod tests {
         (0..REPORTED_DECISIONS_MAX + 3).for_each(|number| report(&reports, decision(number, 1)));
         let (ids, dropped) = kept(&reports);
         assert_eq!((ids.len(), dropped, &*ids[0]), (REPORTED_DECISIONS_MAX, 3, "0000"));
-        let (long, fit) = (Reports::default(), DECISION_BYTES_MAX / decision(0, 4000).bytes());
-        (0..fit + 3).for_each(|number| report(&long, decision(number, 4000)));
+        let (long, fit) = (Reports::default(), DECISION_BYTES_MAX / decision(0, 1000).bytes());
+        (0..fit + 3).for_each(|number| report(&long, decision(number, 1000)));
         report(&long, decision(fit + 3, 1));
         let (ids, dropped) = kept(&long);
         assert_eq!((ids.len(), dropped), (fit + 1, 3), "a short decision still fits");
+    }
+
+    #[test]
+    fn messages_hold_as_many_decisions_as_fit() {
+        let each = decision(0, 100).bytes();
+        let all: Vec<Decision> = (0..200).map(|number| decision(number, 100)).collect();
+        assert_eq!(message_len(&all), MESSAGE_BYTES_MAX / each);
+        assert_eq!((message_len(&all[..3]), message_len(&[])), (3, 0));
+        let long = vec![decision(0, 1024); 2];
+        assert!(long[0].bytes() < MESSAGE_BYTES_MAX && message_len(&long) == 1);
     }
 
     #[test]

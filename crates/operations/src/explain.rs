@@ -26,7 +26,7 @@ last 524,288 pages, and the newest decisions of engines, at most 8 MiB.
 
 --request prints what the engine decided about the request, the newest decision first, and explains
 the pages of the newest decision as they are now. ID is the id that the engine returned, such as
-chatcmpl-..., or the engine's own id, which begins with it. Decisions arrive after about 2 seconds.
+chatcmpl-..., or the engine's own id of the request. Decisions arrive after about 2 seconds.
 
 `ritornello stat DIR` lists the largest scopes. Keys are the engine's block hashes, in the order of
 the prompt; `Store.keys` in Python lists those that are stored.
@@ -45,7 +45,7 @@ Examples:
 pub struct ExplainArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Id of a request, or its beginning before a `-`
+    /// Id that the engine returned, or the engine's own id; matches ids that continue with `-`
     #[arg(
         long,
         value_name = "ID",
@@ -128,7 +128,7 @@ impl<'a> From<&'a Decision> for DecisionEntry<'a> {
 pub fn run(context: &Context, args: &ExplainArgs) -> Result<Status, Failure> {
     match (&args.request, &args.scope, &args.keys) {
         (None, Some(scope), Some(keys)) => explain_keys(context, &args.dir, scope, keys),
-        // The parser of arguments demands a request without keys.
+        // clap requires `--request` without `--keys`.
         (request, ..) => explain_request(context, &args.dir, request.as_deref().unwrap_or("")),
     }
 }
@@ -229,7 +229,10 @@ fn find_scope(dir: &Path, text: &str) -> Result<ScopeId, Failure> {
 
 fn unowned(dir: &Path) -> Failure {
     Failure::unusable(
-        format!("no process owns the store in {}, so no process knows its pages", dir.display()),
+        format!(
+            "no process owns the store in {}, so no process knows its pages and requests",
+            dir.display()
+        ),
         "start the engine or `ritornello serve DIR`, and ask again after a miss",
     )
 }

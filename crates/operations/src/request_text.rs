@@ -14,7 +14,7 @@ pub(crate) fn describe_request(
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut lines = Vec::new();
     for entry in requests {
-        lines.push(format!("request {}", entry.request));
+        lines.push(format!("request {}", entry.request.escape_debug()));
         lines.extend(entry.decisions.iter().map(|decision| line(decision, now)));
         if entry.explanation.spans.is_empty() {
             lines.push(format!("scope {}: the decision has no keys to explain", entry.scope));
@@ -45,22 +45,25 @@ fn line(decision: &Decision, now: u64) -> String {
     let said = match outcome {
         DecisionOutcome::Loaded => format!("{found}, {loaded} to load"),
         DecisionOutcome::Declined => {
-            format!("{found}, and computed: the gate expects it to be faster")
+            format!("{found}, none to load: the gate chose to compute them")
+        }
+        DecisionOutcome::Missed if decision.detail == "window" => {
+            format!("{found}, none to load: pages of a group with a sliding window are missing")
         }
         DecisionOutcome::Missed => format!("{found}, none to load"),
         DecisionOutcome::NotNeeded => format!("{found}, and the engine has them: none to load"),
         DecisionOutcome::TooShort => "not looked up: the prompt is shorter than a page".to_owned(),
         DecisionOutcome::Waiting => {
-            format!("{found}, and the request waits for a remote or another tier")
+            format!("{pages} pages looked up; the request waits for a remote or another tier")
         }
         DecisionOutcome::NotCacheable => {
-            format!("none of {pages} pages to load, because they must not be loaded")
+            format!("none of {pages} pages to load: they must not be loaded")
         }
         DecisionOutcome::Failed => "the lookup failed: see the engine's log".to_owned(),
     };
     let detail = match decision.detail.as_str() {
         "" => String::new(),
-        detail => format!(" ({detail})"),
+        detail => format!(" ({})", detail.escape_debug()),
     };
     let estimate = decision.estimate.map(|times| {
         let millis = |micros: u64| micros as f64 / 1e3;

@@ -5,7 +5,7 @@ use crate::error::{OrRaise, invalid};
 use crate::scope::Scope;
 use pyo3::prelude::*;
 use ritornello_format::check_keys;
-use ritornello_store::{Decision, DecisionEstimate, DecisionOutcome};
+use ritornello_store::{DECISION_KEYS_MAX, Decision, DecisionEstimate, DecisionOutcome};
 
 /// Returns a decision about `keys`, made now. `estimate`: seconds with a load, and without.
 pub(crate) fn decision(
@@ -33,7 +33,7 @@ pub(crate) fn decision(
     };
     let held = Keys::of(keys)?;
     let keys = held.slices();
-    check_keys(&keys).or_raise(py)?;
+    check_keys(&keys[..keys.len().min(DECISION_KEYS_MAX)]).or_raise(py)?;
     let made = Decision::now(request, scope.inner.id(), outcome).with_pages(&keys);
     Ok(Decision { estimate, ..made })
 }

@@ -47,9 +47,10 @@ pub(crate) const CALLS_MAX: usize = 8;
 /// Maximum number of keys in a request to `/v1/probe` or `/v1/explain`.
 pub(crate) const KEYS_MAX: usize = 4096;
 const _: () = assert!(KEYS_MAX <= ritornello_store::EXPLAINED_KEYS_MAX);
-/// Maximum number of decisions in an answer, and the number without a limit in the request.
+/// Maximum number of decisions in an answer.
 pub(crate) const DECISIONS_MAX: u32 = 1024;
 const _: () = assert!(DECISIONS_MAX as usize <= ritornello_store::LISTED_DECISIONS_MAX);
+/// Number of decisions in an answer to a request without `limit`.
 pub(crate) const DECISIONS_DEFAULT: u32 = 100;
 
 /// Maximum number of scopes in an answer, and of scopes with series of their own in the metrics:

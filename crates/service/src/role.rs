@@ -8,7 +8,8 @@ pub(crate) const EXPLAIN: &str = "/v1/explain";
 /// The permission to use the service. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Reads health, metrics, statistics and configuration, and asks why pages are missing.
+    /// Reads health, metrics, statistics, configuration and decisions, and asks why pages are
+    /// missing.
     Read,
     /// Looks up pages, makes puts durable, and verifies pages, which removes damaged pages.
     Operate,

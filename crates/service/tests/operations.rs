@@ -164,12 +164,11 @@ fn request_is_explained_with_its_decisions() {
     let answers: Vec<_> = spans.iter().map(|s| (&s["answer"], &s["pages"])).collect();
     assert_eq!(answers, [(&"hit".into(), &4.into()), (&"removed".into(), &2.into())]);
     assert_eq!(explain(json!({ "request_id": "cmpl-9" })).json()["requests"], json!([]));
-    for refused in [
-        json!({}),
-        json!({ "request_id": 7 }),
-        json!({ "request_id": "r", "keys": [] }),
-        json!({ "scope": id() }),
-    ] {
+    let answer = explain(json!({ "request_id": 7 }));
+    assert_eq!((answer.status, answer.body.contains("expected a string")), (400, true));
+    let answer = explain(json!({ "request_id": "" }));
+    assert_eq!((answer.status, answer.body.contains("is empty")), (400, true), "{answer:?}");
+    for refused in [json!({}), json!({ "request_id": "r", "keys": [] }), json!({ "scope": id() })] {
         let answer = explain(refused);
         assert_eq!((answer.status, answer.body.contains("request_id")), (400, true), "{answer:?}");
     }

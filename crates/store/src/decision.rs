@@ -1,7 +1,7 @@
 //! Decisions of processes about the pages of prompts, as the owner remembers them.
 
 use crate::catalog::bounded::{self, PackedList};
-use crate::explanation::{EXPLAINED_KEYS_MAX, Explanation};
+use crate::explanation::Explanation;
 use ritornello_format::{KeyList, ScopeId, check_keys};
 use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,6 +12,9 @@ pub(crate) const REQUEST_BYTES_MAX: usize = 128;
 const DETAIL_BYTES_MAX: usize = 256;
 /// Maximum decisions in one message to the owner.
 pub const REPORTED_DECISIONS_MAX: usize = 256;
+/// Maximum keys of a decision. Further keys are not kept: the longest decisions would fill the
+/// owner's memory, and their messages would take longer than the calls of an engine.
+pub const DECISION_KEYS_MAX: usize = 1024;
 /// Maximum decisions that one call lists.
 pub const LISTED_DECISIONS_MAX: usize = 1024;
 /// Maximum decisions of a request that one call explains.
@@ -26,11 +29,11 @@ pub struct Decision {
     /// Time of the decision, by the clock of the process.
     pub unix_millis: u64,
     /// The scope in which the keys were looked up. A page may consist of objects in several scopes:
-    /// this scope is of one of them.
+    /// this is the scope of one of them.
     pub scope: ScopeId,
     /// Pages of the prompt.
     pub pages: u32,
-    /// Leading pages that were found.
+    /// Leading pages of these that were found.
     pub found: u32,
     /// Pages to load. The engine may have further found pages itself.
     pub loaded: u32,
@@ -41,8 +44,8 @@ pub struct Decision {
     pub detail: String,
     /// The times that the gate compared; `None` if they are unknown, or there is no gate.
     pub estimate: Option<DecisionEstimate>,
-    /// Keys of the leading pages, at most [`EXPLAINED_KEYS_MAX`]. Empty in listings.
-    #[serde(with = "PackedList::<EXPLAINED_KEYS_MAX>")]
+    /// Keys of the leading pages, at most [`DECISION_KEYS_MAX`]. Empty in listings.
+    #[serde(with = "PackedList::<DECISION_KEYS_MAX>")]
     pub keys: KeyList,
 }
 
@@ -51,12 +54,13 @@ pub struct Decision {
 pub enum DecisionOutcome {
     /// To load pages.
     Loaded,
-    /// To compute pages that were found, because the gate expects that to be faster.
+    /// To compute pages that were found, because the gate chose so: it expects computing to be
+    /// faster, or its mode is `never`.
     Declined,
     /// To compute the pages that were not found.
     #[default]
     Missed,
-    /// To load nothing, because the engine has all found pages, which are all pages of the prompt.
+    /// To load nothing, because the engine has all pages of the prompt.
     NotNeeded,
     /// To look up nothing, because the prompt is shorter than a page.
     TooShort,
@@ -116,13 +120,13 @@ pub struct DecisionEstimate {
 /// Decisions that the owner remembers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionListing {
-    /// The newest decision first, without keys.
+    /// In the order in which the owner received them, the last first; without keys.
     pub decisions: Vec<Decision>,
-    /// The limits of the owner's memory.
+    /// How far back the owner's decisions reach.
     pub memory: DecisionMemory,
 }
 
-/// The limits of the owner's memory of decisions.
+/// How far back the owner's decisions reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionMemory {
     /// Seconds since the owner opened the store, or since it received the newest decision that it
@@ -139,7 +143,7 @@ pub struct DecisionMemory {
 pub struct RequestExplanation {
     /// One entry for each request and scope; the entry with the newest decision first.
     pub requests: Vec<ExplainedRequest>,
-    /// The limits of the owner's memory.
+    /// How far back the owner's decisions reach.
     pub memory: DecisionMemory,
 }
 
@@ -165,12 +169,12 @@ impl Decision {
         Self { request: request.to_owned(), unix_millis, scope, outcome, ..Self::default() }
     }
 
-    /// Adds the keys of the prompt's pages, of which at most [`EXPLAINED_KEYS_MAX`] are kept, and
+    /// Adds the keys of the prompt's pages, of which at most [`DECISION_KEYS_MAX`] are kept, and
     /// their number.
     #[must_use]
     pub fn with_pages(self, keys: &[&[u8]]) -> Self {
         let pages = u32::try_from(keys.len()).unwrap_or(u32::MAX);
-        let keys = keys.iter().take(EXPLAINED_KEYS_MAX).collect();
+        let keys = keys.iter().take(DECISION_KEYS_MAX).collect();
         Self { pages, keys, ..self }
     }
 
@@ -179,9 +183,11 @@ impl Decision {
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let are_valid = self.keys.iter().all(|key| check_keys(&[key]).is_ok());
-        if self.keys.len() > EXPLAINED_KEYS_MAX || !are_valid {
+        if self.keys.len() > DECISION_KEYS_MAX || !are_valid {
             self.keys = KeyList::default();
         }
+        self.found = self.found.min(self.pages);
+        self.loaded = self.loaded.min(self.found);
         self.request = bounded_text(&self.request, REQUEST_BYTES_MAX);
         self.detail = bounded_text(&self.detail, DETAIL_BYTES_MAX);
         self
@@ -201,17 +207,24 @@ impl Decision {
     /// Memory that the decision takes, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        // Twice the fields: a list that grows has up to twice the room that its elements take.
+        // The fields count twice, because the capacity of a list may be twice its length.
         let keys = self.keys.bytes() + self.keys.len() * size_of::<usize>();
         2 * size_of::<Self>() + self.request.len() + self.detail.len() + keys
     }
 
-    /// Whether the decision is about the request that `id` names: its id is `id`, or continues
-    /// after `id` with `-`. Engines add a suffix to the id that their clients know: vLLM makes the
-    /// id `cmpl-1-0-5d41402a` of the first prompt of its response `cmpl-1`.
-    pub(crate) fn is_of(&self, id: &str) -> bool {
-        let rest = self.request.strip_prefix(id);
-        !id.is_empty() && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    /// Whether the decision is about the request that `id` names: the engine's own id of the
+    /// request is `id`, or continues after `id` with `-`, and may begin with a number and `_`. vLLM
+    /// makes the id `cmpl-1-0-5d41402a` of the first prompt of its response `cmpl-1`, and the id
+    /// `2_cmpl-1-0-5d41402a` of the third of several answers to this prompt.
+    pub(crate) fn matches_id(&self, id: &str) -> bool {
+        let continues = |own: &str| {
+            own.strip_prefix(id).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        let answer = self.request.split_once('_').filter(|(number, _)| {
+            !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+        });
+        !id.is_empty()
+            && (continues(&self.request) || answer.is_some_and(|(_, own)| continues(own)))
     }
 }
 
@@ -240,16 +253,16 @@ mod tests {
 
     #[test]
     fn keys_beyond_the_limit_are_counted_and_not_kept() {
-        let keys: Vec<[u8; 32]> = (0..=EXPLAINED_KEYS_MAX)
+        let keys: Vec<[u8; 32]> = (0..=DECISION_KEYS_MAX)
             .map(|page| std::array::from_fn(|at| (page >> (8 * (at % 2))) as u8))
             .collect();
         let refs: Vec<&[u8]> = keys.iter().map(<[u8; 32]>::as_slice).collect();
         let made =
             Decision::now("r", ScopeId::default(), DecisionOutcome::Missed).with_pages(&refs);
-        assert_eq!((made.pages as usize, made.keys.len()), (refs.len(), EXPLAINED_KEYS_MAX));
-        assert_eq!(made.keys.iter().collect::<Vec<_>>(), refs[..EXPLAINED_KEYS_MAX]);
+        assert_eq!((made.pages as usize, made.keys.len()), (refs.len(), DECISION_KEYS_MAX));
+        assert_eq!(made.keys.iter().collect::<Vec<_>>(), refs[..DECISION_KEYS_MAX]);
         assert_eq!(made.clone().bounded(), made);
-        assert!(made.bytes() > 32 * EXPLAINED_KEYS_MAX);
+        assert!(made.bytes() > 32 * DECISION_KEYS_MAX);
         assert_eq!(made.without_keys().keys.len(), 0);
         let short = made.clone().with_pages(&[&[1; 7]]).bounded();
         assert_eq!((short.pages, short.keys.len()), (1, 0), "a key of 7 bytes is malformed");
@@ -263,11 +276,19 @@ mod tests {
         let made = |id: &str| Decision::now(id, ScopeId::default(), DecisionOutcome::Missed);
         let request = made("cmpl-1-0-5d41402a");
         for id in ["cmpl-1-0-5d41402a", "cmpl-1-0", "cmpl-1", "cmpl"] {
-            assert!(request.is_of(id), "{id}");
+            assert!(request.matches_id(id), "{id}");
         }
         for id in ["", "cmpl-", "cmpl-1-", "cmpl-10", "mpl-1", "cmpl-1-0-5d41402a-1"] {
-            assert!(!request.is_of(id), "{id}");
+            assert!(!request.matches_id(id), "{id}");
         }
+        let third = made("2_cmpl-1-0-5d41402a");
+        for id in ["cmpl-1", "2_cmpl-1", "cmpl-1-0-5d41402a"] {
+            assert!(third.matches_id(id), "{id}");
+        }
+        for id in ["2", "_cmpl-1", "1_cmpl-1"] {
+            assert!(!third.matches_id(id), "{id}");
+        }
+        assert!(!made("a_cmpl-1").matches_id("cmpl-1"), "not a number");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Asks the owner why pages are hits or misses, and for decisions about them.
 
-use crate::decision::{Decision, DecisionListing, RequestExplanation};
+use crate::decision::{
+    Decision, DecisionListing, REQUEST_BYTES_MAX, RequestExplanation, bounded_text,
+};
 use crate::explanation::Explanation;
 use crate::store::Store;
 use ritornello_format::{Result, Scope, ScopeId, check_keys};
@@ -46,9 +48,9 @@ impl Store {
     /// hits or misses now: see [`Catalog::explain_request`](crate::Catalog::explain_request).
     ///
     /// # Errors
-    /// Errors of [`Store::decisions`].
+    /// Errors of [`Store::decisions`]; `Invalid` if `request` is empty.
     pub fn explain_request(&self, request: &str) -> Result<RequestExplanation> {
-        self.catalog.explain_request(request)
+        self.catalog.explain_request(&bounded_text(request, REQUEST_BYTES_MAX))
     }
 
     fn explain_in(

@@ -73,9 +73,9 @@ pub use core::{
     remembered_answers,
 };
 pub use decision::{
-    Decision, DecisionEstimate, DecisionListing, DecisionMemory, DecisionOutcome,
-    EXPLAINED_DECISIONS_MAX, ExplainedRequest, LISTED_DECISIONS_MAX, REPORTED_DECISIONS_MAX,
-    RequestExplanation,
+    DECISION_KEYS_MAX, Decision, DecisionEstimate, DecisionListing, DecisionMemory,
+    DecisionOutcome, EXPLAINED_DECISIONS_MAX, ExplainedRequest, LISTED_DECISIONS_MAX,
+    REPORTED_DECISIONS_MAX, RequestExplanation,
 };
 pub use decision_counts::DecisionCounts;
 pub use directory::{Directory, POLICY_FILE};

@@ -6,8 +6,8 @@ mod common;
 use common::*;
 use ritornello_format::{Scope, ScopeId};
 use ritornello_store::{
-    Answer, Decision, DecisionEstimate, DecisionOutcome, EXPLAINED_DECISIONS_MAX,
-    EXPLAINED_KEYS_MAX, LISTED_DECISIONS_MAX, RequestExplanation, Store,
+    Answer, DECISION_KEYS_MAX, Decision, DecisionEstimate, DecisionOutcome,
+    EXPLAINED_DECISIONS_MAX, LISTED_DECISIONS_MAX, RequestExplanation, Store,
 };
 
 const PAGE: u64 = 64 << 10;
@@ -110,13 +110,13 @@ fn listings_are_limited_and_have_no_keys() {
 fn long_prompt_is_explained_to_its_last_kept_key() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
-    let (scope, keys) = (chained(PAGE), sequence(1, EXPLAINED_KEYS_MAX + 4));
+    let (scope, keys) = (chained(PAGE), sequence(1, DECISION_KEYS_MAX + 4));
     let id = "r".repeat(500);
     decide(&open.store, &id, &scope, &keys);
     let explained = open.store.explain_request(&id).unwrap();
-    assert_eq!(answers(&explained), [(Answer::Unknown, EXPLAINED_KEYS_MAX as u32)]);
+    assert_eq!(answers(&explained), [(Answer::Unknown, DECISION_KEYS_MAX as u32)]);
     let decision = &explained.requests[0].decisions[0];
-    assert_eq!((decision.request.len(), decision.pages), (128, EXPLAINED_KEYS_MAX as u32 + 4));
+    assert_eq!((decision.request.len(), decision.pages), (128, DECISION_KEYS_MAX as u32 + 4));
     open.close();
 }
 

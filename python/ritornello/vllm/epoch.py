@@ -45,17 +45,23 @@ class Epoch:
 
     def is_paused(self) -> bool:
         """Returns whether hits and saves are stopped."""
-        return self._is_stopped() or bool(self._unregistered)
+        return self.pause_reason() != ""
+
+    def pause_reason(self) -> str:
+        """Returns why hits and saves are stopped, in one word; "" if they are not."""
+        if self.guard is not None and self.guard.changed():
+            return "weights_changed"
+        if self._worker_unsupported:
+            return "worker_unsupported"
+        if self._reset_unclean:
+            return "reset_in_use"
+        return "memory_unregistered" if self._unregistered else ""
 
     def awaits_memory(self) -> bool:
         """Returns whether hits and saves are stopped only until workers have registered their
         memory: pages that requests compute until then may be saved later.
         """
-        return bool(self._unregistered) and not self._is_stopped()
-
-    def _is_stopped(self) -> bool:
-        changed = self.guard is not None and self.guard.changed()
-        return changed or self._worker_unsupported or self._reset_unclean
+        return self.pause_reason() == "memory_unregistered"
 
     def take_identity(self) -> tuple[Identity | None, bytes]:
         """Returns what workers must know of the current epoch: the identity, and the counts of

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from ritornello.connector.meter import Meter
+from ritornello.vllm.decisions import DecisionLog
 from ritornello.vllm.epoch import Epoch
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Matcher, PrefixMatch
@@ -42,6 +43,7 @@ class LoadPlan:
         store: VllmStore,
         epoch: Epoch,
         matcher: Matcher,
+        decision_log: DecisionLog,
         meter: Meter,
         *,
         asynchronous: bool,
@@ -50,6 +52,7 @@ class LoadPlan:
         self._store = store
         self._epoch = epoch
         self._matcher = matcher
+        self._decision_log = decision_log
         self._meter = meter
         self._composed = composed
         self._async_load_tokens = (
@@ -72,6 +75,7 @@ class LoadPlan:
         if match is None:
             return (0 if state.waiting_since is None else None), False
         tokens = max(match.found.tokens - computed, 0) if state.loads else 0
+        self._decision_log.record_match(state, match.found, match.looked_up, computed, tokens)
         slow = tokens > 0 and _loads_slower_than_computing(match.found)
         match.local_tokens, match.asynchronous = computed, slow or tokens > self._async_load_tokens
         return tokens, match.asynchronous
@@ -153,17 +157,20 @@ class LoadPlan:
             return match
         self.drop_match(state)
         if claimable < self._epoch.identity.alignment:
+            self._decision_log.record_without_match(state, "too_short", claimable)
             return None
         now = monotonic()
         prompt = PromptLength(computed, state.request.num_tokens, state.loads)
         found = self._matcher.lookup(state.request.block_hashes, claimable, prompt)
         waiting_since, state.waiting_since = state.waiting_since, None
         if found is None:
+            self._decision_log.record_without_match(state, "failed", claimable)
             return None
         if found.pending:
             waiting_since = now if waiting_since is None else waiting_since
             if state.loads and now - waiting_since < WAIT_SECONDS:
                 state.waiting_since = waiting_since
+                self._decision_log.record_without_match(state, "waiting", claimable)
                 return None
         state.match = LeasedMatch(found, claimable, now + LEASE_SECONDS / 2)
         return state.match

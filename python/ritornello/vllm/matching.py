@@ -22,7 +22,9 @@ class PrefixMatch:
     """The longest prefix of a request that the store can restore: its first `tokens` tokens.
     `leases` protect the pages of the prefix from eviction. `stored`: for each group, the number of
     leading pages that saves skip: pages that are stored, and pages before the group's window.
-    `pending`, `tiers` and `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
+    `pending`, `tiers` and `decision`: see `StoreHit`, for pages of `page_tokens` tokens. `present`:
+    leading pages of full attention that are stored. `declined`: there are such pages, and the gate
+    chose to load none of them.
     """
 
     tokens: int
@@ -32,6 +34,8 @@ class PrefixMatch:
     page_tokens: int = 1
     tiers: Sequence[tuple[str, int]] = ()
     decision: Any = None
+    present: int = 0
+    declined: bool = False
 
 
 # Maximum number of requests with pending windows that are remembered, to cancel the fetches of a
@@ -57,6 +61,11 @@ class Matcher:
         self._windows = together[len(self._whole) :]
         # Tokens of prefixes whose windows are pending, by the last hash of the request.
         self._pending_windows: dict[bytes, int] = {}
+
+    @property
+    def first_bundle(self) -> Bundle:
+        """The bundle that is looked up first."""
+        return (self._whole or self._windows)[0]
 
     def keys(self, group: int, hashes: Sequence[bytes], pages: range) -> tuple[bytes, ...]:
         """Returns the keys of a group's pages. The key of a page is the last block hash in it."""
@@ -91,6 +100,8 @@ class Matcher:
             if bundle is self._whole[0]:
                 match.page_tokens, match.tiers = bundle.page_tokens, hit.tiers
                 match.decision = hit.decision
+                match.present = hit.present
+                match.declined = not hit.pages and hit.present > 0
             most = self._floor(hit.pages * bundle.page_tokens)
         if most and self._windows:
             resumable = self._with_windows(leases, hashes, most, prompt)

@@ -70,7 +70,8 @@ class RequestState:
     that are being copied to a tier from which they can be loaded. `sources`: the number of tokens
     that its last load reads from each tier. `shares_failed_block`: another request
     may recompute a block of this request that failed to load, or that was computed after such a
-    block; until its next admission this request saves nothing.
+    block; until its next admission this request saves nothing. `recorded`: the last decision that
+    was recorded about the request (`DecisionLog`).
     """
 
     request: Request
@@ -83,7 +84,17 @@ class RequestState:
     waiting_since: float | None = None
     sources: dict[str, int] = field(default_factory=dict)
     shares_failed_block: bool = False
+    recorded: tuple[str, int, int, int, str] | None = None
 
     @property
     def loads(self) -> bool:
         return self.options.loads and not self.failed and not self.request.skip_reading_prefix_cache
+
+    @property
+    def no_load_reason(self) -> str:
+        """Why no page may be loaded for the request, in one word; "" if pages may be loaded."""
+        if not self.options.loads:
+            return "opted_out"
+        if self.failed:
+            return "load_failed"
+        return "skips_prefix_cache" if self.request.skip_reading_prefix_cache else ""

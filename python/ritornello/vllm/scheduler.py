@@ -12,6 +12,7 @@ Invariants:
 from collections.abc import Collection, Sequence
 
 from ritornello.connector.meter import Meter
+from ritornello.vllm.decisions import DecisionLog
 from ritornello.vllm.deferred import stale_blocks
 from ritornello.vllm.epoch import Epoch
 from ritornello.vllm.identity import Identity
@@ -53,8 +54,15 @@ class SchedulerSide:
         # step, and leaves their blocks in its prefix cache.
         self._step_tables: list[Sequence[Sequence[int]]] = []
         matcher = Matcher(store, self._epoch, LEASE_SECONDS, has_remote=has_remote)
+        self._decision_log = DecisionLog(store, self._epoch, matcher)
         self._load_plan = LoadPlan(
-            store, self._epoch, matcher, meter, asynchronous=asynchronous, composed=composed
+            store,
+            self._epoch,
+            matcher,
+            self._decision_log,
+            meter,
+            asynchronous=asynchronous,
+            composed=composed,
         )
         self._save_plan = SavePlan(
             self._epoch, matcher, self._requests, read_only=read_only, composed=composed
@@ -87,7 +95,13 @@ class SchedulerSide:
             state = RequestState(request, options.permitted(self._store, self._meter))
             self._requests[request.request_id] = state
         state.loading = False
-        if self._epoch.is_paused() or computed % self._epoch.identity.alignment:
+        refusal = self._epoch.pause_reason()
+        if not refusal and computed % self._epoch.identity.alignment:
+            refusal = "unaligned_prefix"
+        if refusal:
+            self._decision_log.record_without_match(
+                state, "not_cacheable", request.num_tokens - 1, refusal
+            )
             return 0, False
         return self._load_plan.claim(state, computed)
 

@@ -14,7 +14,7 @@ from ritornello.vllm.metadata import PageBlocks, WorkerReport
 from ritornello.vllm.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import Outcome, Scope, Store, Ticket
+    from ritornello._core import DecisionOutcome, Outcome, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -90,6 +90,35 @@ class VllmStore(FailSafeStore):
     ) -> list[bool] | None:
         return self.call(
             "exists", lambda store: store.exists(self._scope_for(identity, object_id), keys), None
+        )
+
+    def note_decision(
+        self,
+        identity: Identity,
+        object_id: ObjectId,
+        request: str,
+        keys: Sequence[bytes],
+        outcome: "DecisionOutcome",
+        *,
+        found: int,
+        loaded: int,
+        detail: str,
+        estimate: tuple[float, float] | None,
+    ) -> None:
+        """Records what was decided about the pages of a request, for `ritornello explain`."""
+        self.call(
+            "note_decision",
+            lambda store: store.note_decision(
+                request,
+                self._scope_for(identity, object_id),
+                keys,
+                outcome,
+                found=found,
+                loaded=loaded,
+                detail=detail,
+                estimate=estimate,
+            ),
+            None,
         )
 
     def cancel_lookup(

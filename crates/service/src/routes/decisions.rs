@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 /// Decisions that the owner remembers.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Decisions {
-    /// The newest decision first.
+    /// In the order in which the owner received them, the last first.
     decisions: Vec<DecisionEntry>,
     /// Seconds since the owner opened the store, or since it received the newest decision that it
     /// has forgotten.
@@ -41,7 +41,7 @@ pub(super) struct DecisionEntry {
     detail: String,
     /// Pages of the prompt.
     pages: u32,
-    /// Leading pages that were found.
+    /// Leading pages of these that were found.
     found: u32,
     /// Pages to load.
     loaded: u32,
@@ -83,8 +83,8 @@ impl From<DecisionListing> for Decisions {
 
 /// Decisions about the pages of requests
 ///
-/// Returns the newest decisions of all processes first. A decision arrives about two seconds after
-/// it was made.
+/// Returns the decisions of all processes that the owner received last. A decision arrives about
+/// two seconds after it was made.
 #[utoipa::path(
     get,
     path = "/v1/decisions",

@@ -14,36 +14,20 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// A question about pages, or about a request.
-#[derive(Deserialize, ToSchema)]
-#[serde(untagged, expecting = "send `scope` and `keys`, or `request_id`")]
-pub(super) enum ExplainRequest {
-    Pages(PagesQuestion),
-    Request(RequestQuestion),
-}
-
-/// A request to explain.
+/// A question about pages (`scope` and `keys`), or about a request (`request_id`).
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RequestQuestion {
-    /// Directory of the store; may be omitted if the service has one store
-    store: Option<String>,
-    /// The id that the engine returned, or the engine's own id, which begins with it
-    request_id: String,
-}
-
-/// Pages to explain.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct PagesQuestion {
+pub(super) struct ExplainRequest {
     /// Directory of the store; may be omitted if the service has one store
     store: Option<String>,
     /// The scope's id, as in `/v1/scopes`; it may belong to a scope that is not registered
     #[schema(pattern = "^[0-9a-fA-F]{32}$")]
-    scope: String,
+    scope: Option<String>,
     /// Keys of the pages in order
     #[schema(max_items = 4096)]
-    keys: Vec<HexKey>,
+    keys: Option<Vec<HexKey>>,
+    /// The id that the engine returned, or the engine's own id of the request
+    request_id: Option<String>,
 }
 
 /// The explanation of pages, or of a request.
@@ -57,8 +41,8 @@ pub(super) enum ExplainAnswer {
 /// The decisions about a request, and why its pages are hits or misses now.
 #[derive(Serialize, ToSchema)]
 pub(super) struct RequestAnswer {
-    /// One entry for each of the engine's requests and each scope, the entry with the newest
-    /// decision first; of the 16 newest decisions.
+    /// One entry for each of the engine's requests and each scope, made from the 16 decisions that
+    /// arrived last; the entry with the newest decision first.
     requests: Vec<RequestEntry>,
     /// Seconds since the owner opened the store, or since it received the newest decision that it
     /// has forgotten.
@@ -186,8 +170,8 @@ impl From<OtherScope> for OtherScopeEntry {
 
 /// Explain hits and misses
 ///
-/// Returns for each page why it is a hit or a miss, or the same for a request, with the decisions
-/// of the engine. Counts as no lookup and no use.
+/// Returns for each page why it is a hit or a miss. With `request_id`: the decisions about the
+/// request, and the same for its pages. Counts as no lookup and no use.
 #[utoipa::path(
     post,
     path = EXPLAIN,
@@ -198,22 +182,27 @@ pub(super) async fn explain(
     State(shared): State<Arc<Shared>>,
     Body(request): Body<ExplainRequest>,
 ) -> Result<Json<ExplainAnswer>, Problem> {
-    let answer = match request {
-        ExplainRequest::Pages(question) => {
-            ExplainAnswer::Pages(explain_pages(&shared, question).await?)
+    let ExplainRequest { store, scope, keys, request_id } = request;
+    match (scope, keys, request_id) {
+        (Some(scope), Some(keys), None) => {
+            let answer = explain_pages(&shared, store, &scope, &keys).await?;
+            Ok(Json(ExplainAnswer::Pages(answer)))
         }
-        ExplainRequest::Request(question) => {
-            ExplainAnswer::Request(explain_request(&shared, question).await?)
+        (None, None, Some(id)) => {
+            let answer = explain_request(&shared, store, id).await?;
+            Ok(Json(ExplainAnswer::Request(answer)))
         }
-    };
-    Ok(Json(answer))
+        _ => Err(Problem::invalid("send `scope` and `keys`, or `request_id`")),
+    }
 }
 
 async fn explain_pages(
     shared: &Shared,
-    PagesQuestion { store, scope, keys }: PagesQuestion,
+    store: Option<String>,
+    scope: &str,
+    keys: &[HexKey],
 ) -> Result<PagesAnswer, Problem> {
-    let keys = keys::parse(&keys)?;
+    let keys = keys::parse(keys)?;
     let id: ScopeId = scope.parse().map_err(|error| Problem::from(&error))?;
     let answer = shared.call(store.as_deref(), move |_, node| {
         let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
@@ -225,7 +214,8 @@ async fn explain_pages(
 
 async fn explain_request(
     shared: &Shared,
-    RequestQuestion { store, request_id }: RequestQuestion,
+    store: Option<String>,
+    request_id: String,
 ) -> Result<RequestAnswer, Problem> {
     let answer = shared.call(store.as_deref(), move |_, node| {
         let explained = node.store().explain_request(&request_id);

@@ -1,7 +1,7 @@
 //! Decodes lists and text up to a maximum length. A client may announce any length, and a list of
 //! numbers may take many times the memory of its message.
 
-use super::keys::Keys;
+use super::keys::{Keys, PackedKeys};
 use ritornello_format::KeyList;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -75,11 +75,11 @@ impl<const MAX: usize> PackedList<MAX> {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<KeyList, D::Error> {
-        let packed = Keys::deserialize(deserializer)?;
-        let keys = packed.list().map_err(D::Error::custom)?;
-        if keys.len() > MAX {
+        let packed = PackedKeys::deserialize(deserializer)?;
+        if packed.len() > MAX {
             return Err(D::Error::custom(format_args!("more than {MAX} keys")));
         }
+        let keys = Keys::Packed(packed).list().map_err(D::Error::custom)?;
         Ok(keys.iter().collect())
     }
 }

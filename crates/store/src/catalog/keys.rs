@@ -40,15 +40,21 @@ impl<'a> Keys<'a> {
 }
 
 impl<'a> PackedKeys<'a> {
-    fn split(&self) -> Result<Vec<&'a [u8]>> {
-        let disagree = || Error::invalid("the lengths of packed keys do not match their bytes");
-        let count = match usize::from(self.width) {
+    /// Number of keys.
+    pub(super) fn len(&self) -> usize {
+        match usize::from(self.width) {
             0 => self.lengths.len(),
             width => self.bytes.len() / width,
-        };
-        // Shorter keys would take many times the memory of their message.
+        }
+    }
+
+    fn split(&self) -> Result<Vec<&'a [u8]>> {
+        let disagree = || Error::invalid("the lengths of packed keys do not match their bytes");
+        let count = self.len();
+        // An entry of the list takes 16 bytes, so shorter keys could take many times the memory of
+        // their message.
         if count > self.bytes.len() / KEY_BYTES_MIN {
-            return Err(disagree());
+            return Err(Error::invalid(format!("a key has fewer than {KEY_BYTES_MIN} bytes")));
         }
         if self.width > 0 {
             let keys = self.bytes.chunks_exact(usize::from(self.width));

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// Maximum bytes of the remembered decisions.
 const BYTES_MAX: usize = 8 << 20;
 
-/// The decisions since the store was opened, at most [`BYTES_MAX`] of them. A thread that holds the
+/// The newest decisions since the store was opened, at most [`BYTES_MAX`] bytes. A thread that holds the
 /// lock takes no other lock. It is held while pointers to decisions are added, copied or removed,
 /// and while their ids are compared.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl Decisions {
         newest.filter(|decision| filter(decision)).take(limit).cloned().collect()
     }
 
-    /// The limits of the memory.
+    /// How far back the remembered decisions reach.
     pub(in crate::core) fn memory(&self) -> DecisionMemory {
         let ring = self.ring.lock();
         DecisionMemory {

@@ -2,10 +2,10 @@
 
 use super::StoreCore;
 use crate::decision::{
-    DecisionListing, EXPLAINED_DECISIONS_MAX, ExplainedRequest, LISTED_DECISIONS_MAX,
+    Decision, DecisionListing, EXPLAINED_DECISIONS_MAX, ExplainedRequest, LISTED_DECISIONS_MAX,
     REQUEST_BYTES_MAX, RequestExplanation, bounded_text,
 };
-use ritornello_format::Result;
+use ritornello_format::{Error, Result};
 
 impl StoreCore {
     /// The newest decisions: see [`Catalog::decisions`](crate::catalog::Catalog::decisions).
@@ -20,8 +20,19 @@ impl StoreCore {
     /// [`Catalog::explain_request`](crate::catalog::Catalog::explain_request).
     pub(super) fn explain_request(&self, request: &str) -> Result<RequestExplanation> {
         self.lifecycle.check_open()?;
+        if request.is_empty() {
+            return Err(Error::invalid(
+                "the id of a request is empty: pass the id that the engine returned",
+            ));
+        }
         let id = bounded_text(request, REQUEST_BYTES_MAX);
-        let found = self.decisions.newest(EXPLAINED_DECISIONS_MAX, |decision| decision.is_of(&id));
+        let newest = |of: &dyn Fn(&Decision) -> bool| {
+            self.decisions.newest(EXPLAINED_DECISIONS_MAX, |decision| of(decision))
+        };
+        let mut found = newest(&|decision| decision.request == id);
+        if found.is_empty() {
+            found = newest(&|decision| decision.matches_id(&id));
+        }
         let mut requests: Vec<ExplainedRequest> = Vec::new();
         for decision in found {
             let shown = decision.without_keys();
