@@ -150,7 +150,9 @@ mod tests {
     use super::*;
     use ritornello_format::{ScopeId, ScopeSlot};
     use ritornello_medium::SimDisk;
-    use ritornello_store::{ClientId, Decision, Options, RequestExplanation, StoreCore};
+    use ritornello_store::{
+        ClientId, DECISION_KEYS_MAX, Decision, Options, RequestExplanation, StoreCore,
+    };
     use std::collections::BTreeSet;
     use std::path::Path;
     use std::sync::Arc;
@@ -209,7 +211,7 @@ mod tests {
         check("decisions", &decisions, 256);
         check("bytes of an id", &id, 128);
         check("bytes of a detail", &detail, 256);
-        check("keys", &keys, 4096);
+        check("keys", &keys, DECISION_KEYS_MAX);
     }
 
     #[test]

@@ -141,8 +141,8 @@ mod tests {
         (0..REPORTED_DECISIONS_MAX + 3).for_each(|number| report(&reports, decision(number, 1)));
         let (ids, dropped) = kept(&reports);
         assert_eq!((ids.len(), dropped, &*ids[0]), (REPORTED_DECISIONS_MAX, 3, "0000"));
-        let (long, fit) = (Reports::default(), DECISION_BYTES_MAX / decision(0, 1000).bytes());
-        (0..fit + 3).for_each(|number| report(&long, decision(number, 1000)));
+        let (long, fit) = (Reports::default(), DECISION_BYTES_MAX / decision(0, 900).bytes());
+        (0..fit + 3).for_each(|number| report(&long, decision(number, 900)));
         report(&long, decision(fit + 3, 1));
         let (ids, dropped) = kept(&long);
         assert_eq!((ids.len(), dropped), (fit + 1, 3), "a short decision still fits");
