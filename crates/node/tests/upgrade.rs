@@ -271,7 +271,7 @@ fn owner_of_version_7_is_not_asked_to_explain() {
     let lists = node.store().decisions(10).unwrap_err();
     for error in [said, asks, of_request, lists] {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-        assert!(error.to_string().contains("does not explain misses"), "{error}");
+        assert!(error.to_string().contains("explains no misses"), "{error}");
     }
     // The connection is still usable.
     assert_eq!((node.role(), put(node.store(), 1, 3).unwrap().pages), (Role::Client, 3));
