@@ -10,24 +10,78 @@ use axum::extract::State;
 use axum::response::Json;
 use ritornello_format::{FieldDifference, ScopeId};
 use ritornello_store::{ExplainedRequest, Explanation, KeySpan, OtherScope, RequestExplanation};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// A question about pages (`scope` and `keys`), or about a request (`request_id`).
+/// A question about pages, or about a request.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged, try_from = "ExplainFields")]
+pub(super) enum ExplainRequest {
+    Pages(PagesQuestion),
+    Request(RequestQuestion),
+}
+
+/// Pages to explain.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ExplainRequest {
+pub(super) struct PagesQuestion {
     /// Directory of the store; may be omitted if the service has one store
     store: Option<String>,
     /// The scope's id, as in `/v1/scopes`; it may belong to a scope that is not registered
     #[schema(pattern = "^[0-9a-fA-F]{32}$")]
-    scope: Option<String>,
+    scope: String,
     /// Keys of the pages in order
     #[schema(max_items = 4096)]
-    keys: Option<Vec<HexKey>>,
+    keys: Vec<HexKey>,
+}
+
+/// A request to explain.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RequestQuestion {
+    /// Directory of the store; may be omitted if the service has one store
+    store: Option<String>,
     /// The id that the engine returned, or the engine's own id of the request
+    #[schema(min_length = 1)]
+    request_id: String,
+}
+
+/// The fields of both questions. Errors in an untagged enum would not name the invalid field.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExplainFields {
+    store: Option<String>,
+    #[serde(default, deserialize_with = "not_null")]
+    scope: Option<String>,
+    #[serde(default, deserialize_with = "not_null")]
+    keys: Option<Vec<HexKey>>,
+    #[serde(default, deserialize_with = "not_null")]
     request_id: Option<String>,
+}
+
+fn not_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
+impl TryFrom<ExplainFields> for ExplainRequest {
+    type Error = &'static str;
+
+    fn try_from(
+        ExplainFields { store, scope, keys, request_id }: ExplainFields,
+    ) -> Result<Self, Self::Error> {
+        match (scope, keys, request_id) {
+            (Some(scope), Some(keys), None) => {
+                Ok(Self::Pages(PagesQuestion { store, scope, keys }))
+            }
+            (None, None, Some(request_id)) => {
+                Ok(Self::Request(RequestQuestion { store, request_id }))
+            }
+            _ => Err("send `scope` and `keys`, or `request_id`"),
+        }
+    }
 }
 
 /// The explanation of pages, or of a request.
@@ -182,27 +236,22 @@ pub(super) async fn explain(
     State(shared): State<Arc<Shared>>,
     Body(request): Body<ExplainRequest>,
 ) -> Result<Json<ExplainAnswer>, Problem> {
-    let ExplainRequest { store, scope, keys, request_id } = request;
-    match (scope, keys, request_id) {
-        (Some(scope), Some(keys), None) => {
-            let answer = explain_pages(&shared, store, &scope, &keys).await?;
-            Ok(Json(ExplainAnswer::Pages(answer)))
+    let answer = match request {
+        ExplainRequest::Pages(question) => {
+            ExplainAnswer::Pages(explain_pages(&shared, question).await?)
         }
-        (None, None, Some(id)) => {
-            let answer = explain_request(&shared, store, id).await?;
-            Ok(Json(ExplainAnswer::Request(answer)))
+        ExplainRequest::Request(question) => {
+            ExplainAnswer::Request(explain_request(&shared, question).await?)
         }
-        _ => Err(Problem::invalid("send `scope` and `keys`, or `request_id`")),
-    }
+    };
+    Ok(Json(answer))
 }
 
 async fn explain_pages(
     shared: &Shared,
-    store: Option<String>,
-    scope: &str,
-    keys: &[HexKey],
+    PagesQuestion { store, scope, keys }: PagesQuestion,
 ) -> Result<PagesAnswer, Problem> {
-    let keys = keys::parse(keys)?;
+    let keys = keys::parse(&keys)?;
     let id: ScopeId = scope.parse().map_err(|error| Problem::from(&error))?;
     let answer = shared.call(store.as_deref(), move |_, node| {
         let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
@@ -214,8 +263,7 @@ async fn explain_pages(
 
 async fn explain_request(
     shared: &Shared,
-    store: Option<String>,
-    request_id: String,
+    RequestQuestion { store, request_id }: RequestQuestion,
 ) -> Result<RequestAnswer, Problem> {
     let answer = shared.call(store.as_deref(), move |_, node| {
         let explained = node.store().explain_request(&request_id);
