@@ -27,11 +27,11 @@ Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
 # Which of the found pages are to be loaded. "auto": as many leading pages as are likely to load
 # faster than the engine computes them; "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
-# A decision about the pages of a request: to load pages; to compute found pages,
-# because the gate chose so ("declined"); to compute the pages that were not found;
-# nothing to load, because the engine has all pages ("not_needed"); no lookup, because the prompt is
-# shorter than a page; to wait for a remote or a copy; that pages of the request must not be loaded
-# ("not_cacheable"); or that the lookup failed.
+# A decision about the pages of a request: to load pages; to compute found pages, because the gate
+# chose so ("declined"); to compute the pages that were not found; nothing to load, because the
+# engine has all pages ("not_needed"); no lookup, because the prompt has no complete page before its
+# last token ("too_short"); to wait for a remote or a copy; that pages of the request must not be
+# loaded ("not_cacheable"); or that the lookup failed.
 DecisionOutcome: TypeAlias = Literal[
     "loaded",
     "declined",

@@ -113,7 +113,7 @@ def test_request_that_loads_nothing_has_a_reason(
     assert noted(store) == [("r", "not_cacheable", 4, 2, 0, reason)]
 
 
-def test_engine_that_is_not_served_has_a_reason(side: SchedulerSide, store: FakeStore) -> None:
+def test_paused_engine_has_a_reason(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(4 * TOKENS + 1)
     assert side.matched_tokens(asked, TOKENS // 2) == (0, False)
     side.complete_step(WorkerReport(unsupported_reason="made by the test"), set(), set())
@@ -184,6 +184,15 @@ def test_window_is_named_if_the_gate_chose_pages(store: FakeStore) -> None:
     store.worth_loading = 3
     assert side.matched_tokens(asked, 0) == (0, False)
     assert noted(store) == [("r", "missed", 4, 4, 0, "window")]
+
+
+def test_pages_behind_the_last_aligned_token_are_no_missing_window(store: FakeStore) -> None:
+    wide = cache_group(trailing(2 * TOKENS), stages=(("l.2",),), tokens=2 * TOKENS)
+    side = side_of(store, Blocks(), identity(cache_group(), wide))
+    asked = request(4 * TOKENS + 1)
+    store.keep(asked.block_hashes[:3], FIRST)
+    assert side.matched_tokens(asked, 2 * TOKENS) == (0, False)
+    assert noted(store) == [("r", "missed", 4, 3, 0, "")]
 
 
 def test_request_of_the_same_id_is_recorded_again(side: SchedulerSide, store: FakeStore) -> None:

@@ -136,8 +136,8 @@ impl FailoverCatalog {
         }
     }
 
-    /// Sends the reports since the last call. Waits for nothing. Does not fail over: a process that
-    /// makes no calls does not become the owner.
+    /// Sends the reports since the last call: see [`Reports::send`]. Does not fail over: a process
+    /// that makes no calls does not become the owner.
     pub(crate) fn report_to_owner(&self) {
         if let Some(membership) = self.membership.try_get() {
             self.reports.send(&membership);

@@ -11,9 +11,10 @@ use std::mem;
 /// [`REPORTED_DECISIONS_MAX`].
 const DECISION_BYTES_MAX: usize = 1 << 20;
 
-/// Maximum bytes of the decisions in a message, unless a single decision is longer. Each side keeps
-/// a buffer for messages of 64 KiB, and a longer message may fill the socket: its connection must
-/// then be closed, and the next call of the engine has to make one.
+/// Maximum bytes of the decisions in a message, unless a single decision is longer. Counts
+/// [`Decision::bytes`], which exceed the encoded bytes. Each side keeps a buffer of 64 KiB per
+/// connection. A longer message may fill the socket: the send then times out, and the connection is
+/// closed.
 const MESSAGE_BYTES_MAX: usize = 48 << 10;
 
 /// Reports that are not sent to the owner yet.
@@ -61,8 +62,9 @@ impl Reports {
         true
     }
 
-    /// Sends all reports. Waits for nothing: counts and decisions that cannot be sent now are in
-    /// the next report. Reports sent to an owner that ends before it reads them are lost.
+    /// Sends all reports. Waits for no answer, at most 200 ms per message for a full socket, and for
+    /// another thread that sends. Counts and decisions that cannot be sent now are in the next
+    /// report. Reports sent to an owner that ends before it reads them are lost.
     pub(crate) fn send(&self, membership: &Membership) {
         let _sending = self.sending.lock();
         if let Some(counts) = self.transfers.take()

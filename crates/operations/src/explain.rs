@@ -24,9 +24,11 @@ one line for consecutive keys with the same answer. It never owns the store. The
 evictions, removals, damage, refusals and abandoned puts since it opened the store, of at most the
 last 524,288 pages, and the newest decisions of engines, at most 8 MiB.
 
---request prints what the engine decided about the request, the newest decision first, and explains
-the pages of the newest decision as they are now. ID is the id that the engine returned, such as
-chatcmpl-..., or the engine's own id of the request. Decisions arrive after about 2 seconds.
+--request prints at most 16 decisions about the request, the decision that reached the owner last
+first, and explains the pages of that decision as they are now. ID is the id that the engine
+returned, such as chatcmpl-..., or the engine's own id of the request. Decisions reach the owner
+after about 2 seconds. vLLM records them on CPUs, and on GPUs with our own copies; for other engines
+use --keys.
 
 `ritornello stat DIR` lists the largest scopes. Keys are the engine's block hashes, in the order of
 the prompt; `Store.keys` in Python lists those that are stored.

@@ -26,7 +26,9 @@ pub(crate) fn describe_request(
         let asked: String = asked.escape_debug().take(128).collect();
         lines.push(format!("no decision about request {asked} is remembered"));
         lines.push(
-            "engines report their decisions after about 2 s: see docs/operations.md".to_owned(),
+            "engines report decisions after about 2 s; vLLM's own offloading (the default on GPUs), \
+             SGLang and LMCache report none: ask with --scope and --keys"
+                .to_owned(),
         );
     }
     lines
@@ -51,8 +53,10 @@ fn line(decision: &Decision, now: u64) -> String {
             format!("{found}, none to load: pages of a group with a sliding window are missing")
         }
         DecisionOutcome::Missed => format!("{found}, none to load"),
-        DecisionOutcome::NotNeeded => format!("{found}, and the engine has them: none to load"),
-        DecisionOutcome::TooShort => "not looked up: the prompt is shorter than a page".to_owned(),
+        DecisionOutcome::NotNeeded => format!("{found}, none to load: the engine has all {pages}"),
+        DecisionOutcome::TooShort => {
+            "not looked up: the prompt has no complete page before its last token".to_owned()
+        }
         DecisionOutcome::Waiting => {
             format!("{pages} pages looked up; the request waits for a remote or another tier")
         }
@@ -63,6 +67,7 @@ fn line(decision: &Decision, now: u64) -> String {
     };
     let detail = match decision.detail.as_str() {
         "" => String::new(),
+        "window" if outcome == DecisionOutcome::Missed => String::new(),
         detail => format!(" ({})", detail.escape_debug()),
     };
     let estimate = decision.estimate.map(|times| {

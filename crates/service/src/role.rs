@@ -4,6 +4,8 @@ use axum::http::Method;
 
 /// The path of questions why pages are missing.
 pub(crate) const EXPLAIN: &str = "/v1/explain";
+/// The path of the decisions about requests.
+pub(crate) const DECISIONS: &str = "/v1/decisions";
 
 /// The permission to use the service. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

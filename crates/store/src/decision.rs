@@ -12,8 +12,9 @@ pub(crate) const REQUEST_BYTES_MAX: usize = 128;
 const DETAIL_BYTES_MAX: usize = 256;
 /// Maximum decisions in one message to the owner.
 pub const REPORTED_DECISIONS_MAX: usize = 256;
-/// Maximum keys of a decision. Further keys are not kept: the longest decisions would fill the
-/// owner's memory, and their messages would take longer than the calls of an engine.
+/// Maximum keys of a decision. Further keys are not kept: decisions about a few long prompts would
+/// displace all others from the owner's memory, and their messages would not fit the buffers of a
+/// connection.
 pub const DECISION_KEYS_MAX: usize = 1024;
 /// Maximum decisions that one call lists.
 pub const LISTED_DECISIONS_MAX: usize = 1024;
@@ -62,7 +63,7 @@ pub enum DecisionOutcome {
     Missed,
     /// To load nothing, because the engine has all pages of the prompt.
     NotNeeded,
-    /// To look up nothing, because the prompt is shorter than a page.
+    /// To look up nothing, because the prompt has no complete page before its last token.
     TooShort,
     /// To wait for a remote, or for pages that are being copied to a tier. A later decision
     /// follows.
@@ -178,8 +179,9 @@ impl Decision {
         Self { pages, keys, ..self }
     }
 
-    /// Cuts text to its limits, replaces control characters in it, and removes malformed keys and
-    /// too many keys: a decision may come from any process.
+    /// Cuts text to its limits, replaces control characters in it, limits `found` to `pages` and
+    /// `loaded` to `found`, and removes all keys if one is malformed or there are too many: a
+    /// decision may come from any process.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let are_valid = self.keys.iter().all(|key| check_keys(&[key]).is_ok());

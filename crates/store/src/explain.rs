@@ -1,4 +1,4 @@
-//! Asks the owner why pages are hits or misses, and for decisions about them.
+//! Records decisions about requests, and asks the owner for them and why pages are hits or misses.
 
 use crate::decision::{
     Decision, DecisionListing, REQUEST_BYTES_MAX, RequestExplanation, bounded_text,

@@ -161,7 +161,12 @@ fn damage_randomly(volumes: usize, cases: u32) {
             if found > 0 {
                 whole.set(whole.get() + 1);
             }
-            let report = open.core.verify(true, &mut |_, _| {}).unwrap();
+            // The gets above have found all damage, except in pages behind an absent page: no get
+            // reads these, so verification is the first to find damage in them, and removes them.
+            let mut report = open.core.verify(true, &mut |_, _| {}).unwrap();
+            if is_absent {
+                report = open.core.verify(true, &mut |_, _| {}).unwrap();
+            }
             assert!(report.findings.is_empty(), "{report:?}");
             open.close();
             Ok(())

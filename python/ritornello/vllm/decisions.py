@@ -63,10 +63,10 @@ class DecisionLog:
             outcome = "loaded"
         elif computed >= self._aligned(looked_up):
             outcome = "not_needed"
-        elif match.declined and found * size > computed:
-            outcome = "declined"
-        elif found * size > computed:
+        elif match.whole > computed:
             detail = "window"  # pages of a group with a window are missing
+        elif match.declined and self._aligned(found * size) > computed:
+            outcome = "declined"
         return outcome, found, detail
 
     def _record(

@@ -24,7 +24,8 @@ class PrefixMatch:
     leading pages that saves skip: pages that are stored, and pages before the group's window.
     `pending`, `tiers` and `decision`: see `StoreHit`, for pages of `page_tokens` tokens. `present`:
     leading pages of full attention that are stored. `declined`: there are such pages, and the gate
-    chose to load none of them.
+    chose to load none of them. `whole`: tokens that full attention permits to load; 0 without full
+    attention.
     """
 
     tokens: int
@@ -36,6 +37,7 @@ class PrefixMatch:
     decision: Any = None
     present: int = 0
     declined: bool = False
+    whole: int = 0
 
 
 # Maximum number of requests with pending windows that are remembered, to cancel the fetches of a
@@ -103,6 +105,7 @@ class Matcher:
                 match.present = hit.present
                 match.declined = not hit.pages and hit.present > 0
             most = self._floor(hit.pages * bundle.page_tokens)
+        match.whole = most if self._whole else 0
         if most and self._windows:
             resumable = self._with_windows(leases, hashes, most, prompt)
             if resumable is None:

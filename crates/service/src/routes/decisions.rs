@@ -4,6 +4,7 @@ use super::query::DecisionsQuery;
 use crate::answer::Shared;
 use crate::limits::DECISIONS_DEFAULT;
 use crate::problem::Problem;
+use crate::role::DECISIONS;
 use axum::extract::State;
 use axum::response::Json;
 use ritornello_store::{Decision, DecisionListing};
@@ -25,7 +26,7 @@ pub(super) struct Decisions {
     dropped: u64,
 }
 
-/// A decision of a process after its lookup of a prompt's pages.
+/// A decision of a process after its lookup of a prompt's pages, or instead of a lookup.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DecisionEntry {
     /// The engine's own id of the request, at most 128 bytes.
@@ -87,7 +88,7 @@ impl From<DecisionListing> for Decisions {
 /// two seconds after it was made.
 #[utoipa::path(
     get,
-    path = "/v1/decisions",
+    path = DECISIONS,
     params(DecisionsQuery),
     responses((status = 200, body = Decisions)),
 )]

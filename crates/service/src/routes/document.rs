@@ -1,6 +1,6 @@
 //! The parts of the OpenAPI document that are equal for all routes: errors, and the token.
 
-use crate::role::EXPLAIN;
+use crate::role::{DECISIONS, EXPLAIN};
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{ComponentsBuilder, ContentBuilder, OpenApi, Ref, ResponseBuilder};
@@ -31,8 +31,6 @@ const WITH_OPEN_STORE: [(&str, &str); 2] = [
     ("409", "the store is not open in this process, or the call is running already"),
     ("500", "the store failed"),
 ];
-/// The path of the decisions about requests.
-const DECISIONS: &str = "/v1/decisions";
 
 /// Adds errors and the token to all operations.
 pub(super) fn complete(document: &mut OpenApi) {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
+// serde parses `ExplainFields`; utoipa describes the types before it, by their serde attributes.
 /// A question about pages, or about a request.
 #[derive(Deserialize, ToSchema)]
 #[serde(untagged, try_from = "ExplainFields")]

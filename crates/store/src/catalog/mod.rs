@@ -245,9 +245,9 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Explained(explanation) => explanation)
     }
 
-    /// Reports decisions of this process, of which `dropped` could not be kept until they were
-    /// reported. A process collects its decisions, and sends them to the owner about every two
-    /// seconds.
+    /// Reports decisions of this process, and `dropped`, the number of further decisions that did
+    /// not fit its buffer. A process buffers its decisions, and sends them to the owner about every
+    /// two seconds.
     fn report_decisions(&self, decisions: &[Decision], dropped: u64) -> Result<()> {
         let request = Request::ReportDecisions { decisions: Cow::Borrowed(decisions), dropped };
         expect!(self.call(&request), Response::Done => ())
@@ -262,8 +262,9 @@ pub trait Catalog: Send + Sync {
 
     /// Returns the newest decisions about the request that `request` names, at most
     /// [`EXPLAINED_DECISIONS_MAX`](crate::EXPLAINED_DECISIONS_MAX), and explains why the pages of
-    /// the request are hits or misses now. `request` is the engine's id of the request, or a
-    /// beginning of it that a `-` follows.
+    /// the request are hits or misses now. `request` is the engine's own id of the request. If no
+    /// remembered decision has this id, `request` names all requests whose own id continues after
+    /// it with `-`, also if their id begins with a number and `_`.
     fn explain_request(&self, request: &str) -> Result<RequestExplanation> {
         let request = Request::ExplainRequest { request };
         expect!(self.call(&request), Response::RequestExplained(explanation) => explanation)

@@ -10,9 +10,9 @@ use std::time::Instant;
 /// Maximum bytes of the remembered decisions.
 const BYTES_MAX: usize = 8 << 20;
 
-/// The newest decisions since the store was opened, at most [`BYTES_MAX`] bytes. A thread that holds the
-/// lock takes no other lock. It is held while pointers to decisions are added, copied or removed,
-/// and while their ids are compared.
+/// The newest decisions since the store was opened, at most [`BYTES_MAX`] bytes. A thread that
+/// holds the lock takes no other lock. It is held while pointers to decisions are added, copied or
+/// removed, and while their ids are compared.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Decisions {
     pub(in crate::core) counts: DecisionCounts,
