@@ -30,7 +30,7 @@ use files::Files;
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Place, Result, SegmentId, UNIT};
-use ritornello_medium::{Access, Medium};
+use ritornello_medium::{Access, Medium, MediumFile};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -184,12 +184,9 @@ impl Segments {
         let access = Access { write: true, create: true, direct: self.volume(id).direct };
         let filled = self.medium.open(&path, access).and_then(|file| {
             if self.maps.is_some() {
-                // `fallocate` alone allocates small pages.
+                // On most mounts `fallocate` allocates small pages.
                 file.set_len(self.segment_bytes)?;
-                if let Some(map) = Map::new(&file, self.segment_bytes)? {
-                    // Ignore a failure: `allocate` allocates what is missing, in small pages.
-                    let _ = map.allocate_huge();
-                }
+                self.allocate_huge(id, &file);
             }
             file.allocate(self.segment_bytes)?;
             Ok(file)
@@ -221,6 +218,20 @@ impl Segments {
         }
     }
 
+    /// Allocates the memory of a new segment in huge pages, as far as the kernel provides them; the
+    /// caller allocates what is missing. Requests none for ten seconds after the kernel had none
+    /// free, or took long.
+    fn allocate_huge(&self, id: SegmentId, file: &Arc<dyn MediumFile>) {
+        let Some(maps) = self.maps.as_ref().filter(|maps| !maps.is_huge_paused()) else { return };
+        let Ok(Some(map)) = Map::new(file, self.segment_bytes) else { return };
+        if let Err(error) = map.allocate_huge() {
+            tracing::debug!(%error, segment = id.number(), "a segment is partly in small pages");
+            if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::OutOfMemory) {
+                maps.pause_huge();
+            }
+        }
+    }
+
     /// Restores the length of a segment that was truncated. The lost bytes read as zeroes, so pages
     /// in them miss, and the space can be written again. Returns whether the segment was short.
     ///
@@ -228,7 +239,11 @@ impl Segments {
     /// `Retry` if the file system refuses.
     pub fn restore_length(&self, id: SegmentId) -> Result<bool> {
         let restored = self.file(id).and_then(|file| {
-            if file.length()? >= self.segment_bytes {
+            // A segment in memory whose creation was interrupted may have its length without its
+            // memory.
+            if file.length()? >= self.segment_bytes
+                && (!self.volume(id).in_memory || file.allocated()? >= self.segment_bytes)
+            {
                 return Ok(false);
             }
             file.allocate(self.segment_bytes)?;

@@ -8,6 +8,7 @@ use ritornello_format::{ErrorKind, Place, RunHeader, SegmentId, Slice, UNIT};
 use ritornello_medium::{Faulty, Host, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_volume::*;
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -360,6 +361,18 @@ fn segments_are_created_listed_and_removed() {
     rig.segments.remove(ids[0]).unwrap();
     assert_eq!(rig.segments.existing().unwrap(), [ids[1], SegmentId::new(0, 2)]);
     assert!(rig.segments.sync(&[ids[1], SegmentId::new(0, 2)]).is_ok());
+}
+
+/// A process may end after it set the length of a new segment in memory, and before it allocated
+/// the memory.
+#[test]
+fn segment_in_memory_whose_creation_was_interrupted_is_allocated() {
+    let Some(rig) = mapped_rig() else { return };
+    let (id, path) = (SegmentId::new(0, 2), rig.dir.path().join("seg-000002"));
+    std::fs::File::create(&path).unwrap().set_len(SEGMENT_BYTES).unwrap();
+    assert!(rig.segments.restore_length(id).unwrap());
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= SEGMENT_BYTES);
+    assert!(!rig.segments.restore_length(id).unwrap());
 }
 
 /// Removing a segment in memory unlinks its file without truncating it, in every I/O mode of this

@@ -80,7 +80,9 @@ fn io(report: &IoReport) -> Vec<Finding> {
     });
     if mapped {
         findings.push(match &*report.why {
-            "" => Finding::fine("I/O", "copies from and to mapped memory, in huge pages"),
+            "" => {
+                Finding::fine("I/O", "copies from and to mapped memory; huge pages are available")
+            }
             why => Finding::advice("I/O", "copies from and to mapped memory", why),
         });
         return findings;

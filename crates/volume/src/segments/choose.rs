@@ -97,8 +97,7 @@ pub(super) fn choose(
             (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
         }
         IoChoice::Auto if mapped => {
-            let lacking = usable.iter().zip(&tests).filter(|(_, test)| !test.huge);
-            let why = lacking.into_iter().find_map(|(dir, _)| huge::why_unavailable(dir));
+            let why = usable.iter().find_map(|dir| huge::why_unavailable(medium, dir));
             let why = why.unwrap_or_default();
             (Box::new(Inline), IoMode::Mapped, why)
         }

@@ -1,5 +1,6 @@
 //! Whether a file system in memory provides huge pages, and what to do if it does not.
 
+use super::selftest::test_file;
 use crate::map::{HUGE, Map};
 use ritornello_medium::{Access, Medium};
 use std::path::Path;
@@ -8,34 +9,34 @@ use std::{fs, io};
 /// The kernel setting that overrides mount options, with `deny` or `force`.
 const KERNEL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Whether the memory of a new file gets huge pages ([`Map::allocate_huge`]). Changes the file at
-/// `path`, which exists.
-pub(super) fn are_available(medium: &dyn Medium, path: &Path) -> bool {
-    let allocate = || -> io::Result<bool> {
-        let file = medium.open(path, Access { write: true, create: false, direct: false })?;
-        file.set_len(HUGE as u64)?;
-        let Some(map) = Map::new(&file, HUGE as u64)? else { return Ok(false) };
-        map.allocate_huge().map(|()| true)
-    };
-    allocate().unwrap_or(false)
-}
-
-/// Why files at `path` get no huge pages on a kernel that does not give them on request, and the
-/// command that provides huge pages; `None` if the mount of `path` allows them, or is not found.
-pub(super) fn why_unavailable(path: &Path) -> Option<String> {
+/// Why files in `dir` get no huge pages, and what to do; `None` if a file of one huge page got it on
+/// request ([`Map::allocate_huge`]), if the mount allows huge pages, or if the mount is not found.
+pub(super) fn why_unavailable(medium: &dyn Medium, dir: &Path) -> Option<String> {
+    let path = test_file(dir);
+    let requested = request(medium, &path);
+    // The file may not exist: ignore the error.
+    let _ = medium.remove(&path);
+    let error = requested.err()?;
     let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let path = fs::canonicalize(path.parent().filter(|_| !path.is_dir()).unwrap_or(path)).ok()?;
-    diagnose(&kernel, &mounts, &path)
+    diagnose(&error, &kernel, &mounts, &fs::canonicalize(dir).ok()?)
 }
 
-fn diagnose(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
+/// Requests one huge page for a new file at `path`.
+fn request(medium: &dyn Medium, path: &Path) -> io::Result<()> {
+    let file = medium.open(path, Access { write: true, create: true, direct: false })?;
+    file.set_len(HUGE as u64)?;
+    let map = Map::new(&file, HUGE as u64)?.ok_or(io::ErrorKind::Unsupported)?;
+    map.allocate_huge()
+}
+
+fn diagnose(error: &io::Error, kernel: &str, mounts: &str, path: &Path) -> Option<String> {
     if kernel.contains("[force]") {
         return None;
     }
     if kernel.contains("[deny]") {
         return Some(format!(
-            "the kernel denies huge pages, so copies are a little slower: as root, \
+            "the kernel denies huge pages, so copies are slower: as root, \
              echo advise > {KERNEL}"
         ));
     }
@@ -45,8 +46,8 @@ fn diagnose(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
         return None;
     }
     Some(format!(
-        "the mount has no huge pages, so copies are a little slower: as root, \
-         mount -o remount,huge=advise {point}"
+        "the kernel gave no huge page on request ({error}), so copies are slower: as root, \
+         mount -o remount,huge=within_size {point}"
     ))
 }
 
@@ -73,10 +74,11 @@ mod tests {
 
     #[test]
     fn kernel_setting_overrides_mount_option() {
-        let of = |kernel: &str, path: &str| diagnose(kernel, MOUNTS, Path::new(path));
+        let error = io::Error::from(io::ErrorKind::InvalidInput);
+        let of = |kernel: &str, path: &str| diagnose(&error, kernel, MOUNTS, Path::new(path));
         let never = "always within_size advise [never] deny force";
         let small = of(never, "/dev/shm/kv").unwrap();
-        assert!(small.ends_with("mount -o remount,huge=advise /dev/shm"), "{small}");
+        assert!(small.ends_with("mount -o remount,huge=within_size /dev/shm"), "{small}");
         assert_eq!(of(never, "/mnt/huge/kv"), None);
         assert!(of(never, "/mnt/huge/not/kv").is_some());
         let denied = "always within_size advise never [deny] force";

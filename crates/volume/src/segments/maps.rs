@@ -13,15 +13,34 @@ use std::time::{Duration, Instant};
 /// memory of its segment allocated.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Time without requests for huge pages after the kernel had none free, or took long: puts wait for
+/// a request.
+const HUGE_PAUSE: Duration = Duration::from_secs(10);
+
 /// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.
 pub(super) struct Maps {
     pub(super) open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
     swept: Mutex<Instant>,
+    /// Until when no huge pages are requested.
+    huge_paused: Mutex<Option<Instant>>,
 }
 
 impl Maps {
     pub(super) fn new() -> Self {
-        Self { open: RwLock::default(), swept: Mutex::new(Instant::now()) }
+        Self {
+            open: RwLock::default(),
+            swept: Mutex::new(Instant::now()),
+            huge_paused: Mutex::default(),
+        }
+    }
+
+    /// Lets no huge pages be requested for [`HUGE_PAUSE`].
+    pub(super) fn pause_huge(&self) {
+        *self.huge_paused.lock() = Some(Instant::now() + HUGE_PAUSE);
+    }
+
+    pub(super) fn is_huge_paused(&self) -> bool {
+        self.huge_paused.lock().is_some_and(|until| Instant::now() < until)
     }
 
     /// The map of a segment. Calls `map` to make it if the segment is not mapped yet.

@@ -54,7 +54,7 @@ pub struct IoReport {
     /// The I/O mode in use.
     pub mode: IoMode,
     /// Why a better mode is not in use, or why a mapped store has no huge pages; empty if
-    /// `io_uring` is in use, or if a mapped store has huge pages.
+    /// `io_uring` is in use, or if huge pages are available to a mapped store.
     pub why: String,
     /// Name of each directory's file system.
     pub file_systems: Vec<String>,

@@ -1,13 +1,13 @@
 //! Tests the capabilities of a directory by writing and reading a file in it.
 
+use super::Segments;
 use super::kind::{self, Trust};
-use super::{Segments, huge};
 use crate::io_engine::{Inline, IoEngine, IoVec, Op, Work};
 use crate::memory_block::Block;
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -31,8 +31,6 @@ pub(super) struct DirectoryTest {
     pub(super) direct: bool,
     /// Why `direct` is false; else empty.
     pub(super) why: String,
-    /// Whether files are in memory and get huge pages.
-    pub(super) huge: bool,
 }
 
 impl DirectoryTest {
@@ -42,11 +40,17 @@ impl DirectoryTest {
     }
 }
 
+/// A new name in `dir` for a test file.
+pub(super) fn test_file(dir: &Path) -> PathBuf {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    dir.join(format!("{PREFIX}{}-{serial}", std::process::id()))
+}
+
 /// Writes, reads and compares a small file, through `O_DIRECT` if the file system may honour it,
 /// and with the alignment of all later I/O. On a full file system the test reads from an existing
 /// segment instead: segments are allocated as a whole, so they can still be read and written.
 pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> {
-    static SERIAL: AtomicU32 = AtomicU32::new(0);
     let room = medium.room(dir).map_err(|error| {
         Error::invalid("a volume's directory cannot be examined: does it exist?")
             .with("dir", dir.display())
@@ -57,14 +61,12 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
         Trust::Unknown => format!("{name} ({:#x})", room.kind),
         _ => name.to_owned(),
     };
-    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let path = dir.join(format!("{PREFIX}{}-{serial}", std::process::id()));
+    let path = test_file(dir);
     let outcome = trial(
         trust,
         |direct| medium.open(&path, Access { write: true, create: !direct, direct }),
         round_trip,
     );
-    let huge = trust == Trust::Memory && outcome.is_ok() && huge::are_available(medium, &path);
     // The file may not exist: ignore the error.
     let _ = medium.remove(&path);
     let outcome = match outcome {
@@ -85,7 +87,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
     let why = refusal.unwrap_or_default();
     let drains = kind::drains(room.kind);
     let direct = real && why.is_empty();
-    Ok(DirectoryTest { kind, trust, drains, real, descriptors, direct, why, huge })
+    Ok(DirectoryTest { kind, trust, drains, real, descriptors, direct, why })
 }
 
 /// The result of a trial; `refusal` is the reason if direct I/O is not possible.
