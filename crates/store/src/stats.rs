@@ -116,7 +116,8 @@ pub struct AbsentSpace {
     /// One sentence for each absent volume or segment, at most 64: the directory, the segment's
     /// number if only a segment is absent, and the reason.
     pub reasons: Vec<String>,
-    /// Runs whose pages are misses until their space returns.
+    /// Runs whose pages are misses until their space returns. When space has returned, its reason is
+    /// removed shortly before lookups find its runs again.
     pub runs: u64,
 }
 
