@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod explaining;
 pub mod fixture;
 pub mod items;
 pub mod volumes;

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 /// Factor by which scrubbing slows down while the store is in use.
 const IN_USE_FACTOR: u32 = 8;
+/// Number of bytes as which a shorter page counts towards the rate. Verification takes about 2 µs of
+/// CPU time a page besides the time for its bytes: at 256 pages a second, that is 0.05 % of a core.
+const PAGE_BYTES_MIN: u64 = 32 << 10;
 /// Result of [`StoreCore::scrub_next`] when no run can be scrubbed, scrubbing is off, or the store
 /// is poisoned.
 const IDLE_PAUSE: Duration = Duration::from_secs(60);
@@ -59,7 +62,7 @@ impl StoreCore {
             scrub.due = now + IDLE_PAUSE;
             return IDLE_PAUSE;
         };
-        let bytes = view.place.units() * UNIT;
+        let bytes = (view.place.units() * UNIT).max(view.pages.len() as u64 * PAGE_BYTES_MIN);
         let wait = Duration::from_secs_f64(bytes as f64 / rate as f64);
         scrub.due = now + if busy { wait * IN_USE_FACTOR } else { wait };
         drop(scrub);

@@ -1,0 +1,34 @@
+//! Explanations of misses, checked and shortened.
+
+use super::*;
+use ritornello_store::{Answer, Explanation};
+
+pub fn explain(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Explanation {
+    let explanation = open.store.explain(scope, &refs(keys)).unwrap();
+    let mut next = 0;
+    for span in &explanation.spans {
+        assert_eq!(span.at, next, "the spans cover all keys in order");
+        next += span.pages;
+    }
+    assert_eq!(next as usize, keys.len());
+    explanation
+}
+
+/// The answer, detail and number of pages of each span.
+pub fn answers(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Vec<(Answer, String, u32)> {
+    let spans = explain(open, scope, keys).spans.into_iter();
+    spans.map(|span| (span.answer, span.detail, span.pages)).collect()
+}
+
+pub fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u32)> {
+    vec![(answer, detail.to_owned(), pages)]
+}
+
+/// Asserts answer and detail of the first missing pages, and that their answer has an age.
+pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
+    let explanation = explain(open, scope, keys);
+    let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);
+    let missed = missed.unwrap();
+    assert_eq!((missed.answer, missed.detail.as_str()), (answer, detail), "{explanation:?}");
+    assert!(missed.seconds_ago.is_some_and(|seconds| seconds <= explanation.remembered_seconds));
+}
