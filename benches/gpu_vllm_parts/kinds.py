@@ -120,8 +120,8 @@ class Bench:
         blocks = self.longest * 3 // 2 // BLOCK + 16
         passes = ["restarted" if kind.restarted else "cold", "second"]
         if kind.together:
-            # Two blocks more than three prompts have: three answers take more, so that vLLM
-            # preempts. One block of vLLM's holds no KV.
+            # Room for three of the longest prompts, two more blocks, and the block of vLLM that
+            # holds no KV. Three answers need more than two blocks, so vLLM preempts a request.
             blocks = 3 * -(-self.longest // BLOCK) + 2 + 1
             passes = ["together"] * TOGETHER_PASSES
         arguments = {

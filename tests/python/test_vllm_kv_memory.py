@@ -67,7 +67,7 @@ def test_arrangement_in_host_memory_has_no_name() -> None:
 
 
 @pytest.mark.parametrize("is_ordered", [True, False])
-def test_protection_orders_the_stream_of_the_engine(
+def test_protect_makes_stream_of_the_engine_wait_for_put(
     monkeypatch: pytest.MonkeyPatch, is_ordered: bool
 ) -> None:
     memory = DeviceMemory(1, lambda _: "FLASH_ATTN")

@@ -78,7 +78,7 @@ def test_plain_sentences_are_not_found(form: Callable[[str], str], suffix: str, 
 
 
 @pytest.mark.parametrize("text", ["It is here.", "Where pages are.", "Nothing is left."])
-def test_opening_is_marked_only_where_a_comment_in_code_begins(text: str) -> None:
+def test_start_without_subject_is_marked_only_in_first_sentence_of_a_comment(text: str) -> None:
     assert check(as_rust(text), ".rs") == (1, {2})
     assert check(as_rust(f"Evicts a page. {text}"), ".rs") == (1, set())
     assert check(text, ".md") == (1, set())

@@ -30,8 +30,8 @@ def dashboard_queries() -> Iterator[str]:
 
 @contextmanager
 def scraping(root: Path, service: str) -> Iterator[str]:
-    """Runs Prometheus with the packaged alerts until it has scraped the service several times.
-    Yields its address.
+    """Runs Prometheus with the packaged alerts. Yields its address after several scrapes of the
+    service.
     """
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

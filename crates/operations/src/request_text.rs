@@ -39,7 +39,7 @@ pub(crate) fn describe_request(
     lines.join("\n")
 }
 
-/// Describes a decision in one line. `now`: the present time, in seconds since 1970.
+/// Describes a decision in one line. `now`: seconds since 1970.
 fn line(decision: &Decision, now: u64) -> String {
     let Decision { pages, found, loaded, outcome, .. } = *decision;
     let ago = age(now.saturating_sub(decision.unix_millis / 1000));

@@ -123,11 +123,11 @@ pub struct DecisionEstimate {
 pub struct DecisionListing {
     /// In the order in which the owner received them, the last first; without keys.
     pub decisions: Vec<Decision>,
-    /// How far back the owner's decisions reach.
+    /// Which decisions the owner may have forgotten or not received.
     pub memory: DecisionMemory,
 }
 
-/// How far back the owner's decisions reach.
+/// Which decisions the owner may have forgotten or not received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionMemory {
     /// Seconds since the owner opened the store, or since it received the newest decision that it
@@ -144,7 +144,7 @@ pub struct DecisionMemory {
 pub struct RequestExplanation {
     /// One entry for each request and scope; the entry with the newest decision first.
     pub requests: Vec<ExplainedRequest>,
-    /// How far back the owner's decisions reach.
+    /// Which decisions the owner may have forgotten or not received.
     pub memory: DecisionMemory,
 }
 

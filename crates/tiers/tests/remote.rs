@@ -18,7 +18,7 @@ fn soon() -> Instant {
 }
 
 /// Returns the keys of the first `pages` pages of prompt `number`, whose first `fork` pages are
-/// those of prompt 0.
+/// the pages of prompt 0.
 fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
     // A key commits to all pages before it, so the keys after the fork contain the fork's position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };

@@ -1,5 +1,5 @@
-"""Operations of both interfaces of LMCache: put, get and deletion of objects, which may be in
-different scopes.
+"""LMCache's objects as pages of the store: put, get, delete and usage, for the L2 adapter and for
+the client of `native_plugin`. One call may name objects of several scopes.
 
 Puts and gets do not wait for the disk: each has one ticket for each scope, and a `Job` that is done
 when all its tickets are done.

@@ -56,8 +56,9 @@ def stages_refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") 
         return ""
     return (
         f"{stages} pipeline stages, with {', '.join(map(str, layers))} layers, may differ in the "
-        "bytes of a block, and vLLM's offloading would let their chunks overlap in host memory: "
-        "use pipeline parallel size 1, or stages with equal layers"
+        "bytes of a block, and vLLM's offloading would let their parts of a chunk overlap in host "
+        "memory: use pipeline parallel size 1, or stages with equal numbers of layers that all "
+        "keep KV of one kind, without a draft model"
     )
 
 

@@ -82,7 +82,9 @@ class Shard:
         return HeldObjects(identity, groups)
 
     def layer_groups(self, identity: Identity, number: int) -> dict[str, int]:
-        """Returns the index of the layer group of each layer of a KV cache group on this worker."""
+        """Returns, by the name of each layer of KV cache group `number` on this worker, the index
+        of its layer group: of the consecutive layers whose KV is one section of a page.
+        """
         ends = identity.groups[number].layer_groups(self.worker_rank[0])
         return {name: bisect_right(ends, at) for at, name in enumerate(self.memory[number].layers)}
 

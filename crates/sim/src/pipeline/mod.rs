@@ -164,7 +164,7 @@ pub struct Outcome {
 pub struct Prefill {
     /// The properties of the language model.
     pub shape: ModelShape,
-    /// Operations per second that long prompts reach.
+    /// Operations per second of long prompts.
     pub flops: f64,
     /// New tokens at which half of `flops` is reached, at most [`HALF_RATE_TOKENS_MAX`].
     pub half_rate_tokens: f64,

@@ -156,7 +156,8 @@ pub enum Refusal {
     Metadata,
     /// The scope's quota is used up by pages that may not be evicted.
     Quota,
-    /// The pages were not refused recently, and admission requires a second put.
+    /// Admission requires a second put soon after a refusal, and this page, or an earlier page of
+    /// the put, was not refused recently.
     Admission,
     /// The write budget is used up.
     WriteBudget,

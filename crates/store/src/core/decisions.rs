@@ -79,7 +79,7 @@ impl Decisions {
         newest.filter(|decision| filter(decision)).take(limit).cloned().collect()
     }
 
-    /// How far back the remembered decisions reach.
+    /// Returns which decisions may be forgotten or were not received.
     pub(in crate::core) fn memory(&self) -> DecisionMemory {
         let ring = self.ring.lock();
         DecisionMemory {

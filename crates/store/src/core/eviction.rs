@@ -21,10 +21,10 @@ impl StoreCore {
     /// usable units freed, at most `units`; `None` if no page was evicted.
     ///
     /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
-    /// these runs are the oldest, so the policy would choose them first. If no other page can be
-    /// evicted, because a run on an avoided volume follows each of the other runs, evicts on
-    /// avoided volumes too, and stops after the step in which [`WASTE_FACTOR`] times `units` were
-    /// freed on avoided volumes.
+    /// these runs are the oldest, so the policy would choose them first. If a step finds no other
+    /// victim (the other pages are protected, or a run on an avoided volume follows them), evicts on
+    /// avoided volumes too. Stops after the step in which the units freed on avoided volumes in this
+    /// call reach [`WASTE_FACTOR`] times `units`.
     pub(super) fn evict(
         &self,
         state: &mut MutexGuard<'_, State>,

@@ -1,8 +1,8 @@
 //! The queue of background writes to one tier, and its worker thread.
 //!
-//! A job holds keys, not bytes: the worker reads the pages from other tiers when it runs the job.
-//! The queue is bounded by the bytes to write; pages beyond the bound are refused, so that no put
-//! waits for a slow tier.
+//! A job holds keys, and the bytes of spilled pages only: the worker reads all other pages from
+//! other tiers when it runs the job. The queue is bounded by the bytes to write; pages beyond the
+//! bound are refused, so that no put waits for a slow tier.
 
 use super::pending_put::PendingPut;
 use super::prompt::PromptPages;

@@ -95,12 +95,12 @@ impl RemoteTier {
     }
 
     /// Returns for each page of an unchained scope whether the remote has it. This is a hint, as
-    /// for [`probe`](Self::probe). Sends at most one query for each page. Pages that the remote has
-    /// not been asked about before `deadline` count as missing.
+    /// for [`probe`](Self::probe). Sends at most one query for each page. Pages after a query that
+    /// failed, or that would probably exceed `deadline`, count as missing.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Retry` if the remote does not answer; the backend's error,
-    /// such as `Fatal` if the remote refuses.
+    /// `Invalid` for an invalid key; the error of the first query: `Retry` if the remote does not
+    /// answer it, otherwise the backend's error, such as `Fatal` if the remote refuses.
     pub fn present(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<bool>> {
         check_keys(prompt.keys)?;
         self.finder.present(prompt, deadline)
@@ -128,8 +128,8 @@ impl RemoteTier {
         if range.is_empty() {
             return Ok(0);
         }
-        // A hole needs no bound here: the probe from which the caller chose `range` ended before
-        // known holes, and the loop below ends at the first object that is missing.
+        // Search without a bound: the search may skip a missing object, but the loop below stops at
+        // the first object that it cannot read.
         let Ok(found) = self.finder.find(prompt, usize::MAX, deadline) else { return Ok(0) };
         let objects: Vec<_> = found
             .into_iter()

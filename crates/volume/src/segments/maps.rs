@@ -21,7 +21,7 @@ const HUGE_PAUSE: Duration = Duration::from_secs(10);
 pub(super) struct Maps {
     pub(super) open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
     swept: Mutex<Instant>,
-    /// Until when no huge pages are requested.
+    /// The time until which no huge pages are requested.
     huge_paused: Mutex<Option<Instant>>,
 }
 

@@ -58,8 +58,9 @@ class WindowSearch:
     """The search of one request for a window, in one group. `first`: the last key of the window
     that is looked up first. `incomplete`: number of windows that were found to lack chunks.
     `until`: the time of `monotonic` after which further windows are looked up on this machine only.
-    `pending`: number of windows whose answers are pending in `step`, without windows that were
-    found to lack chunks; `keys`: the chunks of all windows whose answers are pending in `step`.
+    `step`: the scheduler's step to which `pending` and `keys` belong. `pending`: number of windows
+    that have no answer yet and are not known to lack a chunk. `keys`: the chunks of all windows
+    that have no answer yet.
     """
 
     first: bytes
@@ -74,10 +75,10 @@ class WindowSearch:
 class RequestState:
     """State of a request. `answers`: for one step, whether each chunk that was looked up may be
     loaded. `failed`: chunks that a load of the request did not fill. The lookup thread may append
-    to `leases` at any time. `prompts`: with several tiers, the lookups of the request. The name of
-    a lookup is the number of a chained group for its leading chunks, the last key of a window, and
-    the key of any other chunk. `searches`: searches for windows, by group. `prefix_pending_in`: the
-    step in which the answer of a chained group is pending.
+    to `leases` at any time. `prompts`: with several tiers, the lookups of the request, by name: the
+    group's number for the leading chunks of a chained group, the last key for a window of another
+    group, the chunk's own key for a single chunk. `searches`: searches for windows, by group.
+    `prefix_pending_in`: the step in which the answer of a chained group is pending.
     """
 
     options: RequestOptions

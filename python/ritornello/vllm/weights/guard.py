@@ -13,9 +13,9 @@ class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
     `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and call
     `cover`. `owner`: Ritornello's connector if it copies pages itself (`CpuPath`, `DevicePath`),
-    else None. If the engine's connector is the owner itself, and not a `MultiConnector`, no other
-    connector keeps KV. `covered`: the counts of changes when the current epoch began; workers
-    compare their counts with `covered`.
+    else None. If vLLM calls `owner` directly, and not inside a `MultiConnector`, no other connector
+    keeps KV, so a reset of the prefix cache alone begins an epoch. `covered`: the counts of changes
+    when the current epoch began; workers compare their counts with `covered`.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,8 @@ class WeightGuard:
         if unresettable:
             if self.differs(self.read()):
                 logger.warning(
-                    "ritornello: after a change of the weights %s cannot be reset; pages are "
-                    "neither loaded nor saved until the engine is started again",
+                    "ritornello: the weights changed, and %s cannot be reset; pages are neither "
+                    "loaded nor saved until the engine is started again",
                     ", ".join(unresettable),
                 )
         elif reset or (self.owner is not None and connector is self.owner):

@@ -3,9 +3,9 @@
 An announced change (a vLLM method that changes weights) is counted before it begins and after it
 ends, whether it succeeded or not. An epoch that begins with a reset during the change therefore
 does not cover the change. Other changes are counted when a check detects them. At the beginning of
-steps, and before pages are loaded or saved, the parameters' state is checked. Every
-`SAMPLE_SECONDS`, between two steps, and when the scheduler's process requests it, a sample of the
-parameters' bytes is checked as well.
+steps (with a limit for steps that only decode), and before pages are loaded or saved, the
+parameters' state is checked. Every `SAMPLE_SECONDS`, between two steps, and when the scheduler's
+process requests it, a sample of the parameters' bytes is checked as well.
 
 Checks compare the parameters with a baseline. An announced change is counted immediately, but the
 next baseline is taken when the next step that computes begins. vLLM may load a model with a call
@@ -42,8 +42,8 @@ MODEL_METHODS = ("load_weights",)
 SUSPEND_METHODS = ("sleep", "discard")
 RESUME_METHOD = "wake_up"
 
-# Minimum time between checks in steps that compute one token of each request. Other steps check at
-# their beginning, unless they take a new baseline.
+# A step with as many tokens as requests, which decodes or computes nothing, checks only if the last
+# check is at least this old. Other steps check at their beginning, unless they take a new baseline.
 DECODE_SECONDS = 0.05
 # Time between two samples of the parameters' bytes.
 SAMPLE_SECONDS = 5.0

@@ -5,9 +5,12 @@ use std::time::Instant;
 /// Maximum retention in seconds: 366 days.
 pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
 
-/// The store's clock: the system's seconds since 1970, but never earlier than a time that the index
-/// has recorded. If the system clock is set back, the store's clock continues by the elapsed time.
-/// If the system clock is set forward, the store's clock follows, and retentions end early.
+/// The store's clock, in seconds since 1970, which never goes back. When the store is opened, it
+/// shows the system time or the latest time that the index has recorded, whichever is later. If the
+/// system clock was behind the recorded time then, this lag is added to the system time from then
+/// on. If the system clock is set back, the store's clock continues by the time elapsed since the
+/// opening; after an earlier jump forward, it first stands still. If the system clock is set
+/// forward, the store's clock follows, and retentions end early.
 #[derive(Debug)]
 pub(crate) struct StoreClock {
     wall: fn() -> u64,
@@ -62,12 +65,15 @@ mod tests {
         assert!(near(clock.now(), 2000));
         set(500);
         assert!(near(clock.now(), 2000), "the clock must not go back with the system clock");
-        assert!(is_near(clock.end(1100), 2600), "a retention of 600 s must end in 600 s");
+        assert!(
+            is_near(clock.end(1100), 2600),
+            "a retention of 600 s begins at the time of the store's clock"
+        );
         // The machine restarts with a system clock at zero.
         set(0);
         let mut clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
         assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));
         set(1000);
-        assert!(near(clock.now(), 3000), "the clock continues by elapsed time");
+        assert!(near(clock.now(), 3000), "the lag at the opening is added to the system time");
     }
 }

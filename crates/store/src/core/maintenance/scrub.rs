@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Factor by which scrubbing slows down while the store is in use.
 const IN_USE_FACTOR: u32 = 8;
 /// Number of bytes as which a shorter page counts towards the rate. Verification takes about 2 µs of
-/// CPU time a page besides the time for its bytes: at 256 pages a second, that is 0.05 % of a core.
+/// CPU time for a page and further time for its bytes: 256 pages a second take 0.05 % of a core.
 const PAGE_BYTES_MIN: u64 = 32 << 10;
 /// Result of [`StoreCore::scrub_next`] when no run can be scrubbed, scrubbing is off, or the store
 /// is poisoned.

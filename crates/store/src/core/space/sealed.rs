@@ -12,8 +12,8 @@ use ritornello_volume::transfer::Control;
 use std::time::Instant;
 
 impl StoreSpace {
-    /// Releases quarantined space of sealed segments: no space of a sealed segment is reused, so
-    /// the quarantine is not needed.
+    /// Releases quarantined space of sealed segments, so that the segments can become empty. This
+    /// space is reused only if the segment is unsealed.
     fn release_quarantined(&mut self) {
         let gone = self.quarantine.release(|segment| self.allocator.is_sealed(segment));
         self.limbo.add(gone);
