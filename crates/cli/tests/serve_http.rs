@@ -58,6 +58,26 @@ fn owner_answers_about_its_store() {
 }
 
 #[test]
+fn certificate_needs_its_key_and_makes_the_address_https() {
+    let dir = scratch();
+    let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (chain, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+    std::fs::write(&chain, issued.cert.pem()).unwrap();
+    std::fs::write(&key, issued.signing_key.serialize_pem()).unwrap();
+    set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    let tls = ["--tls-certificate", text(&chain), "--tls-key", text(&key), "--observe"];
+    let mut served = Served::start(dir.path(), &[&HTTP[..], &tls].concat());
+    let line = served.says();
+    let address = line.strip_prefix("listening on https://").unwrap_or_else(|| panic!("{line}"));
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "a request that is not encrypted has no answer");
+    assert_eq!(served.end(Signal::TERM).0, Some(0));
+}
+
+#[test]
 fn observer_never_owns_and_changes_no_file() {
     let dir = scratch();
     filled(dir.path());
@@ -130,6 +150,8 @@ fn contradictory_arguments_are_refused() {
         assert!(answer.err.contains(cause), "{more:?}: {}", answer.err);
     };
     refused(&["--observe"], "--http");
+    refused(&["--http", "127.0.0.1:0", "--tls-certificate", "none"], "--tls-key");
+    refused(&["--http", "127.0.0.1:0", "--tls-key", "none"], "--tls-certificate");
     refused(&["--http-host", "name"], "--http");
     refused(&["--observe", "--http", "127.0.0.1:0", "--must-own"], "--must-own");
     refused(&["--http", "0.0.0.0:0"], "--tokens");

@@ -1,10 +1,12 @@
 //! State that all routes share: the settings of the service, its stores, and their observations.
 
+use crate::certificate::Certificate;
 use crate::host::Hosts;
 use crate::limits::{REQUESTS_BURST, REQUESTS_PER_SECOND};
 use crate::observer::{Observation, Observer};
 use crate::problem::Problem;
 use crate::rate::RateLimit;
+use crate::reread::Reread;
 use crate::scrubs::Scrubs;
 use crate::settings::Settings;
 use crate::tokens::Tokens;
@@ -19,10 +21,8 @@ pub(crate) struct Shared {
     pub(crate) address: SocketAddr,
     pub(crate) host_names: Vec<String>,
     pub(crate) hosts: Hosts,
-    pub(crate) tokens: Option<Tokens>,
-    /// For each token, the limit of the rate of requests with this token, in the order of the token
-    /// file.
-    pub(crate) token_rates: Vec<RateLimit>,
+    pub(crate) tokens: Option<Reread<Tokens>>,
+    pub(crate) certificate: Option<Reread<Certificate>>,
     /// The limit of the rate of all requests without a known token together.
     pub(crate) rate: RateLimit,
     pub(crate) scrubs: Scrubs,
@@ -34,15 +34,13 @@ pub(crate) struct Shared {
 impl Shared {
     /// The state of a service that listens on `address`.
     pub(crate) fn new(settings: Settings, address: SocketAddr) -> Arc<Self> {
-        let rate = || RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST);
-        let tokens = settings.tokens.as_ref().map_or(0, Tokens::count);
         Arc::new(Self {
             address,
-            hosts: Hosts::new(&settings.host_names),
+            hosts: Hosts::new(&settings.host_names, settings.certificate.is_some()),
             host_names: settings.host_names,
-            tokens: settings.tokens,
-            token_rates: (0..tokens).map(|_| rate()).collect(),
-            rate: rate(),
+            tokens: settings.tokens.map(Reread::new),
+            certificate: settings.certificate.map(Reread::new),
+            rate: RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST),
             scrubs: Scrubs::default(),
             observers: settings.stores.into_iter().map(Observer::new).collect(),
             document: OnceLock::new(),

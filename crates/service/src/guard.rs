@@ -3,7 +3,10 @@
 use crate::answer::Shared;
 use crate::limits::REQUEST_TIMEOUT;
 use crate::problem::Problem;
+use crate::rate::RateLimit;
+use crate::reread::Reread;
 use crate::role::Role;
+use crate::tokens::Tokens;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -71,10 +74,11 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
     let local = local.map_or(shared.address, |local| local.0);
     shared.hosts.check(request.headers(), request.uri(), local)?;
     let path = request.uri().path();
-    let authenticated = authenticate(shared, request.headers());
+    let tokens = shared.tokens.as_ref().map(Reread::current);
+    let authenticated = authenticate(shared, tokens.as_deref(), request.headers());
     // Requests without a known token share a limit, so they use up no limit of a token.
-    let token = authenticated.as_ref().ok().and_then(|sender| sender.token);
-    let rate = token.map_or(&shared.rate, |at| &shared.token_rates[at]);
+    let token_rate = authenticated.as_ref().ok().and_then(|sender| sender.token_rate);
+    let rate = token_rate.unwrap_or(&shared.rate);
     if !HEALTH.contains(&path) && !rate.admits(Instant::now()) {
         return Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
@@ -87,7 +91,7 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
     match role {
         Some(role) if role >= required => Ok(Caller(Some(role))),
         None if HEALTH.contains(&path) && required == Role::Read => Ok(Caller(None)),
-        Some(role) if token.is_some() => Err(denied(role, required)),
+        Some(role) if token_rate.is_some() => Err(denied(role, required)),
         _ if shared.tokens.is_none() => Err(unauthenticated(
             "the request needs a token and the service has none: start it with --tokens FILE",
         )),
@@ -99,26 +103,30 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
 }
 
 /// The sender of a request, as its token identifies it.
-struct Sender {
-    /// The position of the request's token in the token file.
-    token: Option<usize>,
+struct Sender<'a> {
+    /// The limit of the rate of requests with the request's token.
+    token_rate: Option<&'a RateLimit>,
     role: Option<Role>,
 }
 
 /// Returns the request's token and its role. Without a token the role is `read` at a service that
 /// only this machine can reach, and none at any other.
-fn authenticate(shared: &Shared, headers: &HeaderMap) -> Result<Sender, Problem> {
+fn authenticate<'a>(
+    shared: &Shared,
+    tokens: Option<&'a Tokens>,
+    headers: &HeaderMap,
+) -> Result<Sender<'a>, Problem> {
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let Some(value) = given.next() else {
         let role = shared.address.ip().is_loopback().then_some(Role::Read);
-        return Ok(Sender { token: None, role });
+        return Ok(Sender { token_rate: None, role });
     };
     let token = value.to_str().ok().and_then(bearer).filter(|_| given.next().is_none());
     let Some(token) = token else {
         return Err(unauthenticated("send one header `Authorization: Bearer TOKEN`"));
     };
-    let found = shared.tokens.as_ref().and_then(|tokens| tokens.find(token));
-    let sender = found.map(|(at, role)| Sender { token: Some(at), role: Some(role) });
+    let found = tokens.and_then(|tokens| tokens.find(token));
+    let sender = found.map(|(role, rate)| Sender { token_rate: Some(rate), role: Some(role) });
     sender.ok_or_else(|| unauthenticated("the service does not know this token"))
 }
 

@@ -16,12 +16,16 @@ const LOOPBACK_NAME: &str = "localhost";
 #[derive(Debug)]
 pub(crate) struct Hosts {
     further: Vec<String>,
+    /// The port of a Host header without a port.
+    default_port: u16,
 }
 
 impl Hosts {
-    /// `further` are the host names and addresses from the service's settings.
-    pub(crate) fn new(further: &[String]) -> Self {
-        Self { further: further.iter().map(|name| bare(name).to_owned()).collect() }
+    /// `further` are the host names and addresses from the service's settings; `has_tls`: clients
+    /// reach the service by the scheme `https`, whose default port is 443 instead of 80.
+    pub(crate) fn new(further: &[String], has_tls: bool) -> Self {
+        let default_port = if has_tls { 443 } else { 80 };
+        Self { further: further.iter().map(|name| bare(name).to_owned()).collect(), default_port }
     }
 
     /// Checks that the request names the service. `local` is the address at which the request
@@ -65,7 +69,7 @@ impl Hosts {
         if self.further.iter().any(|name| name.eq_ignore_ascii_case(host)) {
             return true;
         }
-        if authority.port_u16().unwrap_or(80) != local.port()
+        if authority.port_u16().unwrap_or(self.default_port) != local.port()
             || (authority.port().is_none() && authority.as_str().ends_with(':'))
         {
             return false;
@@ -105,7 +109,7 @@ mod tests {
         }
         let local = "127.0.0.1:7007".parse().unwrap();
         let names = ["node-3.cluster", "10.0.0.7", "[fd00::7]"];
-        let hosts = Hosts::new(&names.map(str::to_owned));
+        let hosts = Hosts::new(&names.map(str::to_owned), false);
         hosts.check(&headers, &uri.parse().unwrap(), local).map_err(|p| p.message().to_owned())
     }
 
@@ -135,6 +139,19 @@ mod tests {
             "0:7007",
         ] {
             assert!(status(&[host], "/").is_err(), "{host}");
+        }
+    }
+
+    #[test]
+    fn default_port_is_that_of_the_scheme() {
+        for (has_tls, port, is_ours) in
+            [(false, 80, true), (false, 443, false), (true, 443, true), (true, 80, false)]
+        {
+            let mut headers = HeaderMap::new();
+            headers.append(header::HOST, HeaderValue::from_static("localhost"));
+            let local = SocketAddr::from(([127, 0, 0, 1], port));
+            let found = Hosts::new(&[], has_tls).check(&headers, &"/".parse().unwrap(), local);
+            assert_eq!(found.is_ok(), is_ours, "{has_tls} {port}");
         }
     }
 

@@ -4,7 +4,7 @@
 //! health, for Prometheus, and for programs of operators.
 //!
 //! ```text
-//!   accept loop ── limits of connections, headers and time            server.rs, connections.rs
+//!   accept loop ── TLS; limits of connections, headers and time       server.rs, connections.rs
 //!     └─ guard ── Host, token and role, rate, headers of responses    guard.rs
 //!          └─ routes, and the OpenAPI document of exactly these       routes/
 //!               └─ observer ── one answer for several requests        observer.rs
@@ -18,7 +18,8 @@
 //! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
 //! on separate threads: of each store at most one observation, one scrub and eight other calls at a
 //! time, and at most 12 observations that were abandoned because they hang. Requests wait for calls
-//! within a deadline, so a hung disk delays answers about its store, and no other answer.
+//! within a deadline, so a hung disk delays answers about its store, and no other answer. Another
+//! thread reads the files of tokens and of the certificate again after they changed.
 //!
 //! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request decides
 //! which role it needs. Calls that operate on a store need an open handle: an observer only reads.
@@ -37,14 +38,17 @@
 
 mod answer;
 mod calls;
+mod certificate;
 mod connections;
 mod guard;
+mod guarded_file;
 mod host;
 mod limits;
 mod metrics;
 mod observer;
 mod problem;
 mod rate;
+mod reread;
 mod role;
 mod routes;
 mod scrubs;
@@ -53,6 +57,7 @@ mod settings;
 mod store_access;
 mod tokens;
 
+pub use certificate::Certificate;
 pub use role::Role;
 pub use server::Service;
 pub use settings::Settings;

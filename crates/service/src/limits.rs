@@ -11,6 +11,10 @@ pub(crate) const CONNECTIONS_MAX: usize = 64;
 /// Maximum time for the headers of a request, which is also the maximum time between two requests
 /// of a connection.
 pub(crate) const HEADERS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time of a TLS handshake.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two checks whether the files of the tokens and of the certificate changed.
+pub(crate) const FILES_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum bytes of the headers of a request.
 pub(crate) const HEADERS_BYTES_MAX: usize = 16 << 10;
 /// Maximum number of headers of a request.

@@ -4,9 +4,10 @@ use crate::answer::Shared;
 use crate::connections::{Connection, Connections};
 use crate::guard::LocalAddress;
 use crate::limits::{
-    CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX,
-    HEADERS_TIMEOUT, REQUEST_TIMEOUT,
+    CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, FILES_INTERVAL, HANDSHAKE_TIMEOUT,
+    HEADERS_BYTES_MAX, HEADERS_MAX, HEADERS_TIMEOUT, REQUEST_TIMEOUT,
 };
+use crate::reread::Reread;
 use crate::routes;
 use crate::settings::Settings;
 use axum::Router;
@@ -19,13 +20,16 @@ use ritornello_format::{Error, Result};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 
 /// Pause after a failed accept, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -37,6 +41,8 @@ pub struct Service {
     shared: Arc<Shared>,
     stopping: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
+    /// End the threads that check files; they are not joined, because the files' disk may hang.
+    _checking: Vec<Sender<()>>,
 }
 
 impl Service {
@@ -60,15 +66,16 @@ impl Service {
         let address = listener.local_addr()?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let shared = Shared::new(settings, address);
-        let router = routes::router(&shared);
+        let checking = check_files(&shared)?;
+        let server = Server { router: routes::router(&shared), shared: Arc::clone(&shared) };
         let (stopping, stopped) = watch::channel(false);
         let thread =
             std::thread::Builder::new().name("ritornello-http".to_owned()).spawn(move || {
-                if let Err(error) = serve(&runtime, listener, router, stopped) {
+                if let Err(error) = serve(&runtime, listener, &server, stopped) {
                     tracing::error!(%error, "the service ended: restart it");
                 }
             })?;
-        Ok(Self { address, shared, stopping, thread: Some(thread) })
+        Ok(Self { address, shared, stopping, thread: Some(thread), _checking: checking })
     }
 
     /// The address on which the service listens.
@@ -99,20 +106,51 @@ impl Drop for Service {
     }
 }
 
+/// Starts a thread each that checks the files of the tokens and of the certificate until the
+/// returned values are dropped. A file whose disk hangs delays no check of other files.
+fn check_files(shared: &Arc<Shared>) -> Result<Vec<Sender<()>>> {
+    let mut checking = Vec::new();
+    let mut start = |check: fn(&Shared)| -> Result<()> {
+        let (sender, ended) = channel();
+        let shared = Arc::clone(shared);
+        std::thread::Builder::new().name("ritornello-file".to_owned()).spawn(move || {
+            while ended.recv_timeout(FILES_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                check(&shared);
+            }
+        })?;
+        checking.push(sender);
+        Ok(())
+    };
+    if shared.tokens.is_some() {
+        start(|shared| shared.tokens.iter().for_each(Reread::check))?;
+    }
+    if shared.certificate.is_some() {
+        start(|shared| shared.certificate.iter().for_each(Reread::check))?;
+    }
+    Ok(checking)
+}
+
+/// What connections need.
+#[derive(Clone, Debug)]
+struct Server {
+    router: Router,
+    shared: Arc<Shared>,
+}
+
 fn serve(
     runtime: &Runtime,
     listener: std::net::TcpListener,
-    router: Router,
+    server: &Server,
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
     runtime.block_on(async {
         let listener = TcpListener::from_std(listener)?;
-        accept_all(listener, &router, stopped).await;
+        accept_all(listener, server, stopped).await;
         Ok(())
     })
 }
 
-async fn accept_all(listener: TcpListener, router: &Router, stopped: watch::Receiver<bool>) {
+async fn accept_all(listener: TcpListener, server: &Server, stopped: watch::Receiver<bool>) {
     let connections = Connections::new(CONNECTIONS_MAX);
     let mut tasks = JoinSet::new();
     let mut stop = stopped.clone();
@@ -123,8 +161,8 @@ async fn accept_all(listener: TcpListener, router: &Router, stopped: watch::Rece
         };
         match accepted {
             Ok((stream, connection)) => {
-                let (router, stopped) = (router.clone(), stopped.clone());
-                tasks.spawn(serve_connection(stream, connection, router, stopped));
+                let (server, stopped) = (server.clone(), stopped.clone());
+                tasks.spawn(serve_stream(stream, connection, server, stopped));
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection cannot be accepted");
@@ -148,14 +186,40 @@ async fn accept(
     Ok((stream, connections.admit(number).await))
 }
 
-/// Answers the requests of a connection.
-async fn serve_connection(
+/// Answers the requests of a connection, after its TLS handshake if the service has a certificate.
+async fn serve_stream(
     stream: TcpStream,
+    place: Connection,
+    server: Server,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let Ok(local) = stream.local_addr() else { return };
+    let Server { router, shared } = server;
+    let Some(certificate) = &shared.certificate else {
+        return serve_connection(stream, local, place, router, stopped).await;
+    };
+    let handshake = TlsAcceptor::from(certificate.current().config()).accept(stream);
+    let handshake = tokio::select! {
+        handshake = timeout(HANDSHAKE_TIMEOUT, handshake) => handshake,
+        () = place.displaced() => return,
+        _ = stopped.wait_for(|stopped| *stopped) => return,
+    };
+    // A client that speaks no TLS, or refuses the certificate, loses its connection.
+    match handshake {
+        Ok(Ok(stream)) => serve_connection(stream, local, place, router, stopped).await,
+        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!("a TLS handshake took too long"),
+    }
+}
+
+/// Answers the requests of a connection to the address `local`.
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    local: SocketAddr,
     place: Connection,
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let Ok(local) = stream.local_addr() else { return };
     let place = Arc::new(place);
     let (routes, answers) = (TowerToHyperService::new(router), Arc::clone(&place));
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {

@@ -1,5 +1,6 @@
 //! Settings of the service that its caller chooses.
 
+use crate::certificate::Certificate;
 use crate::host::is_host;
 use crate::limits::STORES_MAX;
 use crate::store_access::StoreAccess;
@@ -19,6 +20,8 @@ pub struct Settings {
     pub host_names: Vec<String>,
     /// Tokens, and the roles that they give; `None` permits reading only.
     pub tokens: Option<Tokens>,
+    /// Encrypts all connections with TLS; `None` leaves them unencrypted.
+    pub certificate: Option<Certificate>,
     /// The stores to answer about.
     pub stores: Vec<Arc<StoreAccess>>,
 }

@@ -216,9 +216,8 @@ fn unusable_settings_are_refused() {
         let stores = dirs.iter().map(|dir| StoreAccess::new(Path::new(dir))).collect();
         let address = address.parse().unwrap();
         let host_names = names.iter().map(|name| (*name).to_owned()).collect();
-        Service::start(Settings { address, host_names, tokens: None, stores })
-            .unwrap_err()
-            .to_string()
+        let settings = Settings { address, host_names, tokens: None, certificate: None, stores };
+        Service::start(settings).unwrap_err().to_string()
     };
     let start = |address: &str, dirs: &[&str]| start_as(address, dirs, &[]);
     let named = start_as("127.0.0.1:0", &["/a"], &["node-3", "http://node-3:7007"]);

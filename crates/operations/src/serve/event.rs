@@ -17,6 +17,9 @@ pub(super) struct Event<'a> {
     /// The address on which the HTTP service listens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) address: Option<SocketAddr>,
+    /// Whether the service encrypts its connections.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tls: Option<bool>,
     /// Process id of the owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) owner_pid: Option<u32>,
@@ -34,8 +37,8 @@ impl<'a> Event<'a> {
     }
 
     /// The event that the service listens on `address`.
-    pub(super) fn listening(address: SocketAddr) -> Self {
-        Self { event: "listening", address: Some(address), ..Self::default() }
+    pub(super) fn listening(address: SocketAddr, tls: bool) -> Self {
+        Self { event: "listening", address: Some(address), tls: Some(tls), ..Self::default() }
     }
 }
 
@@ -50,7 +53,8 @@ pub(super) fn emit(context: &Context, event: &Event<'_>) {
 
 fn text(event: &Event<'_>) -> String {
     let Some(dir) = event.dir.map(Path::display) else {
-        let address = event.address.map(|address| format!(" on http://{address}"));
+        let scheme = if event.tls == Some(true) { "https" } else { "http" };
+        let address = event.address.map(|address| format!(" on {scheme}://{address}"));
         return event.event.to_owned() + &address.unwrap_or_default();
     };
     match (event.event, event.owner_pid, event.capacity_bytes) {

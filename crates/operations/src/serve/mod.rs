@@ -10,7 +10,7 @@ use event::{Event, emit};
 use keeper::Keeper;
 use notify::Readiness;
 use ritornello_codec::Codec;
-use ritornello_service::{Service, Settings, StoreAccess, Tokens};
+use ritornello_service::{Certificate, Service, Settings, StoreAccess, Tokens};
 use ritornello_store::{Durability, Options, parse_index};
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
@@ -39,16 +39,19 @@ per line.
 --http answers over HTTP about the stores: /livez, /readyz, /metrics (OpenMetrics), /v1/stats,
 /v1/scopes, /v1/config, and /openapi.json, which describes all routes. Without --tokens the service
 listens on loopback addresses only and permits only reading; with a token of the role operate or
-admin a request may look up pages, flush, scrub, and set or drop scopes. With --observe the command
-opens no store, so it never owns one: owners answer, also inside engines, and of a store without an
-owner its files are read. The command then prints `listening` only.
+admin a request may look up pages, flush, scrub, and set or drop scopes. --tls-certificate encrypts
+the connections. Files of tokens, certificate and key are read again when they change. With
+--observe the command opens no store, so it never owns one: owners answer, also inside engines, and
+of a store without an owner its files are read. The command then prints `listening` only.
 
 Examples:
   ritornello serve /nvme/kv --capacity 200GiB
   ritornello serve /nvme/kv --must-own
   ritornello serve /nvme/kv --json
   ritornello serve /nvme0/kv /nvme1/kv --http 127.0.0.1:7007
-  ritornello serve /nvme/kv --observe --http 127.0.0.1:7007")]
+  ritornello serve /nvme/kv --observe --http 127.0.0.1:7007
+  ritornello serve /nvme/kv --http 0.0.0.0:7007 --http-host kv1.example --tokens /etc/kv/tokens \
+    --tls-certificate /etc/kv/tls.crt --tls-key /etc/kv/tls.key")]
 pub struct ServeArgs {
     /// The stores' directories
     #[arg(required = true, value_name = "DIR")]
@@ -75,6 +78,13 @@ pub struct ServeArgs {
     /// File of tokens: a line per token, `read`, `operate` or `admin` and the token; mode 0600
     #[arg(long, value_name = "FILE", requires = "http")]
     pub tokens: Option<PathBuf>,
+    /// Encrypt connections with this certificate: a PEM file, with the certificates that lead to its
+    /// authority
+    #[arg(long, value_name = "FILE", requires_all = ["http", "tls_key"])]
+    pub tls_certificate: Option<PathBuf>,
+    /// The private key of --tls-certificate: a PEM file that not every user can read
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
     /// Name or address, without port, under which clients may reach the service besides localhost
     /// and the address of --http, for example through a proxy; may be repeated
     #[arg(long, value_name = "NAME", requires = "http")]
@@ -156,8 +166,12 @@ fn start_service(
 ) -> Result<Service, Failure> {
     let (host_names, stores) = (args.http_host.clone(), stores.to_vec());
     let tokens = args.tokens.as_deref().map(Tokens::read).transpose()?;
-    let service = Service::start(Settings { address, host_names, tokens, stores })?;
-    emit(context, &Event::listening(service.address()));
+    let files = args.tls_certificate.as_deref().zip(args.tls_key.as_deref());
+    let certificate = files.map(|(chain, key)| Certificate::read(chain, key)).transpose()?;
+    let tls = certificate.is_some();
+    let settings = Settings { address, host_names, tokens, certificate, stores };
+    let service = Service::start(settings)?;
+    emit(context, &Event::listening(service.address(), tls));
     Ok(service)
 }
 

@@ -32,6 +32,8 @@ struct ServiceConfig {
     host_names: Vec<String>,
     /// Whether the service has a token file.
     has_tokens: bool,
+    /// Whether the service encrypts its connections.
+    has_tls: bool,
     limits: LimitsConfig,
 }
 
@@ -133,6 +135,7 @@ pub(super) async fn config(
         address: shared.address.to_string(),
         host_names: shared.host_names.clone(),
         has_tokens: shared.tokens.is_some(),
+        has_tls: shared.certificate.is_some(),
         limits: LimitsConfig {
             connections: CONNECTIONS_MAX,
             header_bytes: HEADERS_BYTES_MAX,

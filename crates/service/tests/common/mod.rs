@@ -151,7 +151,8 @@ pub fn operating(nodes: &[Arc<Node>]) -> Service {
 
 pub fn start(address: &str, tokens: Option<Tokens>, stores: Vec<Arc<StoreAccess>>) -> Service {
     let address = address.parse().unwrap();
-    Service::start(Settings { address, host_names: Vec::new(), tokens, stores }).unwrap()
+    let settings = Settings { address, host_names: Vec::new(), tokens, certificate: None, stores };
+    Service::start(settings).unwrap()
 }
 
 /// A token of each role.

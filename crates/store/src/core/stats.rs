@@ -71,6 +71,7 @@ impl StoreCore {
         }));
         let (limbo, quarantined) = (state.space.limbo_units(), state.space.quarantined_units());
         let reserved = state.reservations.units() + state.space.withheld_units();
+        let markers = manifest.volumes.iter().filter(|volume| !volume.is_retired()).count();
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
             owner_epoch: manifest.owner_epoch,
@@ -82,7 +83,7 @@ impl StoreCore {
             segment_bytes: budget.segment_bytes,
             segments: existing,
             segments_max: u64::from(budget.segments_max),
-            files: existing + index.files + 5 + manifest.volumes.len() as u64,
+            files: existing + index.files + 5 + markers as u64,
             used_bytes: (allocator.total_units()
                 - allocator.free_units()
                 - allocator.sealed_units())
