@@ -7,10 +7,10 @@ use std::sync::Arc;
 /// Answers clients: a [`StoreCore`], the refusal of all clients while the store is reopened
 /// ([`crate::reopening`]), or a stub in a test.
 pub(crate) trait Authority: Send + Sync {
-    /// Checks that clients are admitted.
+    /// Checks that clients are admitted. By default they are.
     ///
     /// # Errors
-    /// `Miss`, with the failure that poisoned the core, while the store is reopened.
+    /// The refusal of all clients; see [`crate::reopening`].
     fn admit(&self) -> Result<()> {
         Ok(())
     }
@@ -22,7 +22,7 @@ pub(crate) trait Authority: Send + Sync {
     /// Returns the statistics that an observer asks for.
     ///
     /// # Errors
-    /// Any error of [`StoreCore::stats`].
+    /// An error of the core that computes them, see [`StoreCore::stats`].
     fn stats(&self) -> Result<CatalogStats>;
     /// Called when the last connection of a client is closed.
     fn client_disconnected(&self, client: ClientId);

@@ -133,7 +133,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives one message. Returns its bytes, or `None` if the peer has closed the connection.
+    /// Receives one message. Returns its bytes, or `None` if the peer has closed the connection
+    /// before the message began.
     ///
     /// # Errors
     /// `Invalid` if the message is too long; `Retry` if the grant of memory is exhausted;
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn oversized_message_takes_no_memory() {
+    fn oversized_messages_are_refused() {
         let (mut near, mut far) = pair();
         far.write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert!(near.receive(&mut deny).is_err());

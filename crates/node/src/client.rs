@@ -122,10 +122,10 @@ impl Client {
         }
     }
 
-    /// Sends a request without a response over an idle connection, and returns whether it was sent.
-    /// Makes no connection: a handshake that times out would mark the owner silent. An owner that
-    /// speaks only a version before [`REPORTS_SINCE`] would close the connection at the unknown
-    /// request, so its reports are dropped.
+    /// Sends a report, a request without a response, over an idle connection. Returns `false` if
+    /// the caller must send it later. Makes no connection: a handshake that times out would mark
+    /// the owner silent. An owner that speaks only a version before [`REPORTS_SINCE`] would close
+    /// the connection at the unknown request, so the report is dropped, and the result is `true`.
     pub(crate) fn report(&self, request: &Request<'_>) -> bool {
         if self.version < REPORTS_SINCE {
             return true;

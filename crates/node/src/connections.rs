@@ -140,7 +140,7 @@ impl Connections {
         }
     }
 
-    /// Waits until every connection's thread has ended. Returns `false` on timeout.
+    /// Waits until every [`ConnectionGuard`] is dropped. Returns `false` on timeout.
     pub(crate) fn wait_until_empty(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let mut state = self.state.lock();

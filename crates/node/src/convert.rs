@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 /// Converts the index of the store in `path`, which no process may own, to `to`. If the conversion
 /// is interrupted at any point, the store has either the complete old index or the complete new
-/// index.
+/// index. `index_memory` is as in [`Options`](ritornello_store::Options::index_memory). `progress`
+/// receives the number of runs copied and the total.
 ///
 /// # Errors
 /// `Invalid` if a process owns the store or this process has it open; `Retry` if threads of this

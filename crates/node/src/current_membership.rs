@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time that opening waits for an owner that reopens the store.
 const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Shortest pause after a search that found no owner; calls during the pause fail immediately.
+/// Shortest pause after a search for an owner that failed; calls during the pause fail immediately.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause after a search that found no owner.
+/// Longest pause after a search for an owner that failed.
 const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// See the module documentation.
@@ -57,7 +57,8 @@ struct FailedSearch {
 
 /// The right to change the membership, which one thread at a time has. A call that searches for a
 /// new owner holds the guard during the search. Other calls wait for the guard, and then use the
-/// new owner, or fail like the search.
+/// new owner, or fail like the search. If the last search found a store that is being reopened,
+/// they do not wait, and fail immediately.
 pub(crate) struct ChangeGuard<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,
@@ -122,7 +123,7 @@ impl CurrentMembership {
         }
     }
 
-    /// Returns why no space can be reserved now: the store is closed, or about to be reopened.
+    /// Returns the error of a refused reservation: the store is closed or left, or its core failed.
     pub(crate) fn refusal(&self) -> Error {
         let is_open = !self.opening.closing.load(Ordering::Acquire) && !self.is_leaving();
         match &*self.get() {

@@ -144,8 +144,8 @@ impl FailoverCatalog {
         }
     }
 
-    /// Returns the problem that prevents full use of the store, if any: the owner's last write or
-    /// sync failed and the store is not reopened yet, the owner does not answer, or this process
+    /// Returns the problem that prevents full use of the store, if any: a write or sync of the
+    /// owner failed and the store is not reopened yet, the owner does not answer, or this process
     /// leaves or has closed the store.
     pub(crate) fn problem(&self) -> Option<String> {
         match &*self.membership.get() {
@@ -162,7 +162,7 @@ impl FailoverCatalog {
 impl Catalog for FailoverCatalog {
     fn call(&self, request: &Request<'_>) -> Result<Response> {
         self.process.check()?;
-        // Sent by the thread of `heal`, so that a call costs no message.
+        // The thread of `crate::heal` sends kept reports, so that a call costs no message.
         if self.reports.keep(request) {
             return Ok(Response::Done);
         }
@@ -326,7 +326,7 @@ pub(crate) struct PendingReservations {
 #[derive(Default)]
 struct State {
     open: HashMap<u64, Arc<Membership>>,
-    /// Calls of `reserve` that have not returned.
+    /// Number of requests for space ([`Reservation::Begins`]) that have no response yet.
     in_flight: usize,
     closed: bool,
 }
@@ -412,7 +412,7 @@ impl Unflushed {
     }
 
     /// Records that a flush has covered all acknowledgements up to `mark`. If one was added after
-    /// `mark` was taken, all of them stay uncovered until the next flush.
+    /// `mark` was taken, all of them stay uncovered.
     fn complete_flush(&self, mark: FlushMark) {
         let mut now = self.0.lock();
         if *now == mark {

@@ -54,7 +54,8 @@ impl<T: DeserializeOwned> First<T> {
     /// Reads a first message. `peer` names its sender in errors.
     ///
     /// # Errors
-    /// `Invalid` for another protocol; [`OtherVersion`] if the version is not among `spoken`.
+    /// `Invalid` for another protocol or a malformed body; `Retry`, caused by [`OtherVersion`], if
+    /// the version is not among `spoken`.
     pub(crate) fn read(
         message: &[u8],
         spoken: RangeInclusive<u32>,

@@ -73,7 +73,7 @@ pub(crate) fn dial(
 ///
 /// # Errors
 /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it did not
-/// reply; the error in the owner's reply.
+/// reply; the error in the owner's reply; any error of [`First::read`] for this reply.
 pub(crate) fn handshake(
     directory: &NodeDirectory,
     (mut channel, file): Dialled,

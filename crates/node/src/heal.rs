@@ -17,7 +17,7 @@
 //!
 //! The second line of the diagram serves late mounts; `departure` has its exact conditions. An
 //! engine that starts before its disk is mounted creates a store below the mount point. After the
-//! mount every process leaves this store within seconds, and its caller opens the path again.
+//! mount every process leaves this store within seconds, and its caller can open the path again.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::heal_signal::HealSignal;
@@ -44,7 +44,8 @@ const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time an attempt waits for calls to leave the poisoned core; new calls are blocked during
 /// this time.
 const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
-/// Interval between checks of where the directory's path leads, and between reports of counts.
+/// Interval between checks of where the directory's path leads, and between reports, while the
+/// store works.
 const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// Shortest interval between log lines about a store that fails or cannot be reopened.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
@@ -83,7 +84,8 @@ impl LogThrottle {
     }
 }
 
-/// Starts the thread that runs this module. The thread ends when the store is closed or dropped.
+/// Starts the thread that runs this module. The thread ends when the store is closed, left or
+/// dropped.
 ///
 /// # Errors
 /// `Retry` if the thread cannot be created.

@@ -20,8 +20,9 @@
 //! client. See `presence.rs`.
 //!
 //! **Observers.** [`observe`] asks the owner for its statistics, or reads the files of a store that
-//! no process owns. An observer never takes the lock and never becomes a client. [`explain`] and
-//! [`explain_request`] ask the owner why pages are missing, as a client for one call.
+//! no process owns. An observer never takes the lock, and becomes a client, for one call, only if
+//! the owner speaks no protocol version with observers. [`explain`] and [`explain_request`] ask the
+//! owner why pages are hits or misses, as a client for one call.
 //!
 //! **Owner failure.** Clients notice the death at their next call, or during a call, and try to
 //! take the lock. The client that gets it recovers the store, the other clients connect to this new

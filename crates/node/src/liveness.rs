@@ -92,7 +92,7 @@ mod tests {
     use ritornello_store::LeaseNumber;
 
     #[test]
-    fn one_probe_runs_until_answered() {
+    fn one_probe_runs_at_a_time() {
         let liveness = OwnerLiveness::default();
         assert!(liveness.begin_probe() && !liveness.begin_probe());
         assert!(liveness.mark_silent() && !liveness.mark_silent() && liveness.is_silent());

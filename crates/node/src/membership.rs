@@ -54,10 +54,11 @@ impl Role {
 
 impl Membership {
     /// Takes the lock and opens the store as its owner, or connects to the owner. If both fail
-    /// because an owner starts or ends, retries until `until`. If they fail because the owner
-    /// reopens the store, retries for at most `reopening`. `known` says that this process has used
-    /// the store before, so some owner was able to open it: if this process takes the lock and
-    /// fails to open the store with `Fatal` or `Retry`, the error is [`StoreReopening`].
+    /// because an owner starts, ends or does not answer, retries until `until`. If they fail
+    /// because the owner reopens the store, retries for at most `reopening`. `known` says that this
+    /// process has used the store before, so some owner was able to open it: if this process takes
+    /// the lock and fails to open the store with `Fatal` or `Retry`, the error is
+    /// [`StoreReopening`].
     ///
     /// # Errors
     /// If the lock was free, any error of [`ritornello_store::StoreCore::open`], and `Retry` if the

@@ -20,7 +20,7 @@ impl OwnerMismatch {
     /// [`PAUSE`] ago.
     ///
     /// # Errors
-    /// The error of that handshake.
+    /// `Retry`, the error of the last handshake with `owner`.
     pub(crate) fn check(&self, owner: LockHolder) -> Result<()> {
         match *self.0.lock() {
             Some((noted, at, versions)) if noted == owner && at.elapsed() < PAUSE => {

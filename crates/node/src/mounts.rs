@@ -142,7 +142,8 @@ fn number_of(path: &Path) -> rustix::io::Result<Option<String>> {
         Ok(found) if found.stx_mask & StatxFlags::MNT_ID.bits() != 0 => {
             Ok(Some(found.stx_mnt_id.to_string()))
         }
-        // The kernel is older than Linux 5.8, or a filter of system calls forbids `statx`.
+        // The kernel is older than Linux 5.8, a filter of system calls forbids `statx`, or `path`
+        // cannot be examined, so that the next call fails too.
         _ => number_by_descriptor(path),
     }
 }

@@ -100,7 +100,8 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
 }
 
 /// Creates the directory of a new store. Rejects a directory that holds files of other programs,
-/// before it changes any file. `name` is the directory as the caller names it.
+/// before it changes any file. `name` is the directory as the caller names it. Returns the
+/// canonical path of the directory.
 fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<PathBuf> {
     let dir = options.dir.as_path();
     let refused = |error| unusable(dir, error);
@@ -192,8 +193,8 @@ impl Node {
 
     /// Returns whether this process has closed the store because its path no longer leads to it:
     /// another store or file system is at the path, or the store failed and was moved or unmounted.
-    /// Afterwards every call on this handle fails, and opening the path again opens or creates the
-    /// store that is there then. Costs one load from memory.
+    /// Afterwards every call on this handle fails, and opening the path again opens the store now at
+    /// the path, or creates one. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.catalog.membership.is_replaced()

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_stat_tells_only_of_a_missing_path() {
+    fn errors_other_than_a_missing_path_are_returned() {
         let here = Identity { device: 1, inode: 2 };
         let other = Identity { inode: 3, ..here };
         let found = |found: io::Result<Identity>| is_elsewhere(here, found).ok();

@@ -120,7 +120,7 @@ fn ask_as_client<T>(
     find(dir, &owned, &|_| Ok(None))
 }
 
-/// Asks the owner, which holds the lock of the directory.
+/// A function that asks the owner, the holder of the directory's lock.
 type Ask<'a, T> = &'a dyn Fn(&Arc<NodeDirectory>, LockHolder) -> Result<T>;
 
 /// The result of one attempt to get the state of a store.

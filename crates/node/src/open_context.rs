@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Arguments of [`open`](crate::open). The process uses them again when it becomes the owner after
-/// a failover, and when it reopens a failed store.
+/// a failover, and when it reopens a failed store. The capacity, the directories and the index in
+/// `options` apply at the first opening only.
 pub(crate) struct OpenContext {
     pub(crate) directory: Arc<NodeDirectory>,
     pub(crate) medium: Arc<dyn Medium>,

@@ -1,4 +1,4 @@
-//! Distinguishes errors which mean that the owner was lost from errors that the owner answered.
+//! Distinguishes errors which mean that the owner was lost from all other errors.
 
 use ritornello_format::Error;
 use std::error::Error as StdError;

@@ -119,7 +119,7 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
     }
 }
 
-/// Returns whether [`Presence::announce`] could have drawn `name`, which therefore contains no path
+/// Returns whether [`Presence::announce`] could have drawn `name`. Such a name contains no path
 /// separator.
 pub(crate) fn is_name(name: &str) -> bool {
     name.len() == 2 * NAME_BYTES && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))

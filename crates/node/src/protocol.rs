@@ -1,8 +1,9 @@
 //! The first messages on the socket of a store; [`ritornello_store::Request`] and
 //! [`ritornello_store::Response`] follow.
 //!
-//! The first message in each direction follows a [`crate::greeting`]. All messages have the same
-//! layout in all protocol versions that this build speaks. Payload never passes through the socket.
+//! The first message in each direction follows a [`crate::greeting`]. A message has the same layout
+//! in each protocol version of this build that has the message. Payload never passes through the
+//! socket.
 
 use ritornello_format::FORMAT_VERSION;
 use ritornello_store::WireError;
@@ -44,7 +45,7 @@ impl Hello {
         Self { format: FORMAT_VERSION, name: name.to_owned(), pid: std::process::id(), first }
     }
 
-    /// The hello of an observer, for versions from [`OBSERVERS_SINCE`] on.
+    /// The hello of an observer, for [`OBSERVERS_SINCE`] and later versions.
     pub(crate) fn observer() -> Self {
         Self::new("", true)
     }
@@ -70,8 +71,8 @@ pub(crate) struct OwnerEpoch {
 }
 
 impl OwnerEpoch {
-    /// Returns whether no put or delete that was acknowledged in epoch `owner` was lost with the
-    /// owner of that epoch.
+    /// Returns whether it is certain that no put or delete that was acknowledged in epoch `owner`
+    /// was lost with the owner of that epoch.
     pub(crate) fn preserves(&self, owner: u32) -> bool {
         owner == self.owner || (self.clean && owner.checked_add(1) == Some(self.owner))
     }

@@ -1,9 +1,10 @@
 //! The state of an owner between a poisoned core and the next core of the same process.
 //!
 //! The process keeps the directory's lock throughout, so that no client takes the store over. Calls
-//! of this process return immediately, with a miss, or with `Retry` if a miss would be a false
-//! answer. Connections of clients are closed, and a connecting client receives the reason for its
-//! refusal.
+//! of this process return immediately. Requests for statistics get the last statistics of the
+//! poisoned core; lookups, puts and gets miss; calls for which a miss would be a false answer fail
+//! with `Retry`. Connections of clients are closed, and a connecting client receives the reason for
+//! its refusal.
 
 use crate::authority::Authority;
 use crate::node_directory::NodeDirectory;
@@ -78,7 +79,7 @@ impl Reopening {
     /// core, and the core's index has closed its files. Idempotent.
     ///
     /// # Errors
-    /// `Retry` if a call or a drain has not ended.
+    /// `Retry` if a call, a write or a drain has not ended.
     pub(crate) fn end_former(&self, directory: &Arc<NodeDirectory>) -> Result<()> {
         let mut former = self.former.lock();
         if let Some(owner) = &*former {

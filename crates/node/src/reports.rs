@@ -13,8 +13,8 @@ const DECISION_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum bytes of the decisions in a message, unless a single decision is longer. Counts
 /// [`Decision::bytes`], which exceed the encoded bytes. Each side keeps a buffer of 64 KiB per
-/// connection. A longer message may fill the socket: the send then times out, and the connection is
-/// closed.
+/// connection, so shorter messages take no further memory. A longer message may also fill the
+/// socket: the send then times out, and the connection is closed.
 const MESSAGE_BYTES_MAX: usize = 48 << 10;
 
 /// Reports that are not sent to the owner yet.
@@ -30,7 +30,8 @@ pub(crate) struct Reports {
 struct UnsentDecisions {
     decisions: Vec<Decision>,
     bytes: usize,
-    /// Decisions that did not fit since the last report.
+    /// Number of decisions since the last report that did not fit, here or at the caller of
+    /// [`Reports::keep`].
     dropped: u64,
 }
 
@@ -62,9 +63,9 @@ impl Reports {
         true
     }
 
-    /// Sends all reports. Waits for no answer, at most 200 ms per message for a full socket, and for
-    /// another thread that sends. Counts and decisions that cannot be sent now are in the next
-    /// report. Reports sent to an owner that ends before it reads them are lost.
+    /// Sends all reports. Waits for no answer, at most 200 ms per message for a full socket, and
+    /// for another thread that sends. Counts and decisions that cannot be sent now are kept for the
+    /// next report, if they fit. Reports sent to an owner that ends before it reads them are lost.
     pub(crate) fn send(&self, membership: &Membership) {
         let _sending = self.sending.lock();
         if let Some(counts) = self.transfers.take()
@@ -103,8 +104,8 @@ fn message_len(decisions: &[Decision]) -> usize {
     fit.count().max(1).min(decisions.len())
 }
 
-/// Sends a report to the owner, if this process owns the store or has an owner. Returns whether it
-/// was sent.
+/// Sends a report to the owner, if this process owns the store or is a client. Returns `false` if
+/// the report must be sent later.
 fn send(membership: &Membership, report: &Request<'_>) -> bool {
     match membership {
         Membership::Owner(owner) => owner.catalog.call(report).is_ok(),

@@ -57,6 +57,9 @@ pub(crate) struct Server {
 impl Server {
     /// Listens for clients and observers, whose requests `authority` answers. The caller holds the
     /// lock of `directory`.
+    ///
+    /// # Errors
+    /// `Retry` if the socket cannot be created, or no descriptor or thread is free.
     pub(crate) fn start(
         directory: &Arc<NodeDirectory>,
         authority: Arc<dyn Authority>,

@@ -52,9 +52,9 @@ const ADVICE: [(&[&str], &str); 6] = [
     ),
 ];
 
-/// Whether the error means that the bucket exists and the object does not. A 404 answer without a
-/// body counts as a missing object, because answers to existence queries have no body. In an answer
-/// with a body, the error code must name a missing object.
+/// Whether the error means that the bucket exists, and the object does not exist or is archived. A
+/// 404 answer without a body counts as a missing object, because answers to existence queries have
+/// no body. In an answer with a body, the error code must name a missing object.
 pub(crate) fn is_not_found(error: &ClientError) -> bool {
     // An archived object counts as missing, because it cannot be read within any deadline.
     if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {
@@ -69,7 +69,7 @@ pub(crate) fn is_not_found(error: &ClientError) -> bool {
     body.is_empty() || contains_any(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
 }
 
-/// Whether the error means that the requested range begins after the end of the object.
+/// Whether the error means that the requested range begins at or after the end of the object.
 pub(crate) fn is_range_past_end(error: &ClientError) -> bool {
     status(&error.to_string()) == Some(416)
 }

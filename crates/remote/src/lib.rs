@@ -4,9 +4,9 @@
 //! and backends that are registered from outside.
 //!
 //! **Promises.** Opening sends no request: a process can open a remote whose server is down, and
-//! pages in this remote miss until the server is up. Threads and connections are created by the
-//! first call, so that a process may fork before that call. Every request to an object store has a
-//! timeout, so that no thread waits without limit. This crate sets no timeout for calls of
+//! pages in this remote miss until the server is up. The first call of a remote creates its threads
+//! and connections, so that a process may fork before that call. Every request to an object store
+//! has a timeout, so that no thread waits without limit. This crate sets no timeout for calls of
 //! directories and of registered backends. Errors are classified: `Retry` if a retry can succeed,
 //! `Fatal` with advice if the configuration must change first.
 //!

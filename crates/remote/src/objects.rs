@@ -149,8 +149,8 @@ impl ObjectBackend {
     }
 }
 
-/// Reads `range`, or a whole value. Stops reading, without buffering more, if the server sends more
-/// than requested.
+/// Reads `range`, or a whole value. Returns no bytes if `range` begins at or after the end of the
+/// value. Fails, without buffering more, if the server sends more than requested.
 async fn fetch(
     store: &dyn ObjectStore,
     path: &Path,

@@ -58,7 +58,8 @@ pub fn schemes() -> Vec<&'static str> {
 }
 
 /// Opens the remote at `address`, without sending a request. Options of every scheme: `zstd=LEVEL`
-/// compresses pages; `key=/FILE` names a key file, with which pages are sealed and verified.
+/// (1 to 19) compresses pages; `key=/FILE` names a key file, with which objects are sealed and
+/// verified.
 /// Options of object stores are in `docs/backends.md`.
 ///
 /// # Errors
@@ -174,7 +175,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn errors_list_supported_schemes() {
+    fn errors_say_what_a_valid_address_has() {
         let message = |address: &str| open(address).unwrap_err().to_string();
         assert!(message("ftp://host/kv").contains("file:///DIR"), "{}", message("ftp://host/kv"));
         assert!(message("file://mnt/kv").contains("three slashes"));

@@ -9,7 +9,8 @@ use std::fmt;
 /// section 2.3.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Options whose values are locations. Messages show these values, because they are not secret.
+/// Options whose values are locations. [`ParsedAddress::redact`] keeps these values, because they
+/// are not secret.
 const PUBLIC_OPTIONS: [&str; 4] = ["master", "host", "port", "region"];
 
 /// A parsed address. Each scheme interprets the parts.

@@ -1,4 +1,4 @@
-//! Write policies of tiers.
+//! Write policies, rate limits, promotions and prefetch policies of a cache.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -81,7 +81,7 @@ fn load_does_not_wait_for_a_promotion() {
 }
 
 #[test]
-fn never_policy_reads_without_writing() {
+fn never_policy_finds_pages_and_writes_none() {
     let dir = tempfile::tempdir().unwrap();
     let (theirs, ours) = (keys(1, 0, 10), keys(2, 0, 10));
     put(&open(&[&disk(&dir, 128)]), &theirs, 0);
@@ -145,7 +145,7 @@ fn flush_writes_all_dirty_pages_back() {
 }
 
 #[test]
-fn pages_extended_by_another_process_are_written_back() {
+fn pages_extended_by_another_cache_are_written_back() {
     let dir = tempfile::tempdir().unwrap();
     let list = [&host(&dir, 64)[..], &format!("{} write=write_back", disk(&dir, 64))];
     let prompt = keys(1, 0, 20);

@@ -100,7 +100,7 @@ fn cancelled_promotion_stops() {
 }
 
 #[test]
-fn local_tiers_survive_a_restart() {
+fn local_tiers_keep_pages_when_reopened() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (keys(1, 0, 10), keys(2, 0, 10));
     {

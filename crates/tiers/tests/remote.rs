@@ -17,8 +17,8 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Returns the keys of the first `pages` pages of prompt `number`, whose first `fork` pages are
-/// the pages of prompt 0.
+/// Returns the keys of the first `pages` pages of prompt `number`, which begins with the first
+/// `fork` pages of prompt 0.
 fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
     // A key commits to all pages before it, so the keys after the fork contain the fork's position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
@@ -510,7 +510,7 @@ proptest! {
 }
 
 #[test]
-fn highly_compressed_pages_are_readable() {
+fn highly_compressed_page_passes_fsck() {
     let backend = Arc::new(MemoryBackend::default());
     let zstd = RemoteOptions { zstd: Some(1), keys: None };
     let tier = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);

@@ -206,7 +206,7 @@ impl<'de> MapAccess<'de> for Elements<'_, 'de> {
     }
 }
 
-/// One variant of an enum.
+/// Chooses one of `count` variants of an enum, and generates its fields.
 struct Variant<'g, 'de> {
     generator: &'g mut Generator<'de>,
     count: u64,

@@ -1,5 +1,6 @@
-//! The messages of a protocol version do not change: the number of each variant, and the encoding
-//! of one sample of each, are recorded in `crates/node/tests/recorded/messages-VERSION.txt`.
+//! The messages of a protocol version do not change. The encoding of one sample of each variant of
+//! the messages is recorded in `crates/node/tests/recorded/messages-VERSION.txt`, for version 8 and
+//! later versions. The test compares the messages of version `greeting::NEWEST` with its file.
 //!
 //! postcard writes a variant as its position, and a struct as its fields without names. Inserting,
 //! removing or reordering a variant or a field therefore changes the meaning of messages, silently.
@@ -11,8 +12,8 @@
 //! RITORNELLO_WRITE_GOLDEN=1 cargo test -p ritornello-node pinned
 //! ```
 //!
-//! This command writes the file of version `greeting::NEWEST`, and never overwrites an existing
-//! file. A version that was in no release may change: remove its file, and record it again.
+//! This command writes the file of version `greeting::NEWEST`, unless the file exists. A version
+//! that was in no release may change: remove its file, and record it again.
 //!
 //! In version 8 an empty name in a hello denotes an observer. This new meaning of an old field is
 //! safe: version 8 was in no release without observers, and in version 7 an owner still refuses the

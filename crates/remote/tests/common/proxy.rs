@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyFault {
     Nothing,
-    /// Every answer has this status.
+    /// The proxy answers every request with this status.
     Status(u16),
     /// Answers are delayed.
     Slow(Duration),

@@ -262,7 +262,8 @@ impl Cache {
     /// tiers durable.
     ///
     /// # Errors
-    /// `Closed`; `Retry` if a tier does not finish its writes in time; errors of flushing a store.
+    /// `Closed`; `Retry` if the writes to the lower tiers are not finished after 60 seconds; errors
+    /// of flushing a store.
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         self.lower.flush(Instant::now() + FLUSH_TIMEOUT)?;
@@ -292,8 +293,8 @@ impl Cache {
         self.lower.writers.iter().chain(&self.promotions.writer)
     }
 
-    /// Fails if the cache is closed, was opened before a fork, or another store replaced one of its
-    /// tiers.
+    /// Fails with `Closed` if the cache is closed, was opened before a fork, or lost one of its
+    /// tiers ([`Node::is_replaced`](ritornello_node::Node::is_replaced)).
     pub(super) fn check(&self) -> Result<()> {
         let why = if process_id() != self.process {
             "this cache was opened before a fork: open it again in the child"

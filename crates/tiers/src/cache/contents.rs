@@ -133,7 +133,7 @@ impl Cache {
     }
 
     /// Returns `Owner` if this process owns all local tiers, so that no call waits for another
-    /// process.
+    /// process; otherwise `Client`.
     ///
     /// # Errors
     /// `Closed`.

@@ -24,9 +24,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum duration of a step at the remote's rate limit. A step fetches the pages that a prefetch
-/// requests together. A step of a single page may take longer. The four concurrent prefetches share
-/// the rate limit, so a step may wait for three other steps; four steps end within
-/// [`MAX_LOOKUP_WAIT`] and [`READ_TIMEOUT`].
+/// requests together. A step of a single page may take longer. At most four prefetches run at a
+/// time, and they share the rate limit, so a step may wait for three other steps; four steps end
+/// within [`MAX_LOOKUP_WAIT`] and [`READ_TIMEOUT`].
 const STEP_DURATION: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -170,7 +170,7 @@ impl Fetch<'_> {
         let loading = tiers.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
-            // No lookup waits longer than `MAX_LOOKUP_WAIT`, so none takes pages that arrive later.
+            // No lookup waits longer than `MAX_LOOKUP_WAIT` for pages.
             deadline: Some(begun + MAX_LOOKUP_WAIT),
             cancelled: Some(Arc::clone(&job.cancelled)),
             ..Control::default()

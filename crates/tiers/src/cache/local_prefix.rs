@@ -16,7 +16,8 @@ use std::time::Duration;
 /// alternate between the tiers.
 const MAX_ROUNDS: usize = 4;
 
-/// The local pages of a prompt: their tiers, and the leases, each with the index of its first page.
+/// The local pages of a prompt: their tiers, and the leases, each with the index of its first page
+/// (0 in an unchained scope).
 #[derive(Default)]
 pub(super) struct LocalPrefix {
     pub(super) spans: Vec<TierSpan>,

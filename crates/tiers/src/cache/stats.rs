@@ -243,8 +243,8 @@ pub struct PrefetchStats {
     pub cancelled: u64,
     /// Prefetches without a page worth fetching, or without space on the first tier.
     pub not_worthwhile: u64,
-    /// Prefetches that ended at a page that could not be fetched or put to the first tier, or
-    /// without an answer of the remote.
+    /// Prefetches, not cancelled, that could not fetch a page or put it to the first tier, or got
+    /// no answer from the remote.
     pub failed: u64,
     /// Prefetches not started because too many prefetches were queued, because the outcomes of too
     /// many were kept for later lookups, or because no thread could be started.

@@ -31,8 +31,8 @@ pub(super) enum CallKind {
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     failures: u32,
-    /// When the breaker opened or its last trial call failed, and how long no call is made from
-    /// then on.
+    /// When the breaker opened or its last trial call failed, and the time after this moment during
+    /// which no call is made.
     open: Option<(Instant, Duration)>,
     /// When the current trial call began.
     trial_since: Option<Instant>,

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
-/// Prefix of the names of unfinished files; no object's name begins with it. A listing includes
-/// unfinished files, so that the files of killed writers can be removed.
+/// Prefix of the file names of unfinished files; no file of an object has this prefix. A listing
+/// includes unfinished files, so that the files of killed writers can be removed.
 pub(super) const UNFINISHED: &str = ".new-";
 
 /// A directory that holds values as files.

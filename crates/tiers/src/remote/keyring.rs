@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn first_key_seals_and_all_keys_verify() {
+    fn keys_keep_their_order_and_are_found_by_id() {
         let ring = parse(&format!("# keys\n\n new {HEX}\nold\t {}\n", "0".repeat(64))).unwrap();
         assert_eq!(ring.ids(), ["new", "old"]);
         let newest = ring.newest().unwrap();

@@ -1,12 +1,12 @@
 //! The remote tier: pages in a store shared by several machines. A [`Backend`] gives access to the
 //! store; three of its methods are required.
 //!
-//! Pages are packed into objects of several MiB with a header ([`packing`], [`object`]). The name
-//! of an object is derived from the keys of its pages: writers of the same pages write the same
-//! name, and existence can be queried without a listing. A fetched object is used only if its
-//! header and checksums match the request and, if a key is given, a holder of the key wrote the
-//! object ([`seal`]). A remote that is slow, unreachable or faulty causes misses, but fails no
-//! request ([`call_executor`]).
+//! Pages are packed into objects with a header: at most 8 MiB of pages, or one longer page
+//! ([`packing`], [`object`]). The name of an object is derived from the keys of its pages: writers
+//! of the same pages write the same name, and existence can be queried without a listing. A fetched
+//! object is used only if its header and checksums match the request and, if a key is given, a
+//! holder of the key wrote the object ([`seal`]). A remote that is slow, unreachable or faulty
+//! causes misses, but fails no request ([`call_executor`]).
 
 mod address;
 mod backend;

@@ -42,8 +42,9 @@ pub(super) fn first_page_offset(
 /// before them.
 ///
 /// # Errors
-/// `Invalid` if pages and keys do not match, or a key is too short or too long; `Retry` if the
-/// options have a key file that was not read yet, because the object would have no seal.
+/// `Invalid` if there is not one page per key, pages differ in length, or a key is too short or too
+/// long; `Retry` if the options have a key file that was not read yet, because the object would
+/// have no seal.
 pub(super) fn pack(
     scope: &ScopeId,
     parent: Option<&[u8]>,

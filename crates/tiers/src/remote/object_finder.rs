@@ -87,7 +87,7 @@ impl ObjectFinder {
     ///
     /// # Errors
     /// The error of the query about the first [`NAMES_PER_QUERY`] pages; `Retry` if the remote does
-    /// not answer it.
+    /// not answer this query.
     pub(super) fn present(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<bool>> {
         let name = |page: usize| prompt.object_name(self.form, &(page..page + 1));
         let names: Vec<_> = (0..prompt.keys.len()).map(name).collect();

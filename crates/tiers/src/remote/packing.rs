@@ -132,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn groups_fill_an_object() {
+    fn object_and_concurrency_limits_hold() {
         assert_eq!(group_pages(192 << 10), 32);
         assert_eq!(group_pages(8 << 20), 1);
         assert_eq!(group_pages(64 << 20), 1);

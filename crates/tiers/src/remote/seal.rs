@@ -4,7 +4,7 @@
 //! authenticator of the header; after the header, an authenticator of each page's stored bytes, so
 //! that a page is verified without reading other pages. The authenticators are keyed BLAKE3 hashes,
 //! with keys derived from the sealing key for the scope and the purpose. A scope's id commits to
-//! the salt of its tenant, so the keys differ by tenant.
+//! the scope's salt, so tenants with different salts have different keys.
 //!
 //! A reader with a key verifies the header's authenticator before it parses the header, and a
 //! page's authenticator before it decompresses or copies the page.

@@ -15,7 +15,7 @@ pub enum Residence {
     None,
     /// In transfer from a slower tier.
     Loading,
-    /// In transfer from a faster tier.
+    /// In transfer by a background write: from a faster tier, or by a promotion from a slower tier.
     Storing,
     /// On the tier.
     Present,

@@ -28,8 +28,8 @@ pub fn scope() -> Arc<Scope> {
     Arc::new(Scope::opaque("tiers", PAGE as u64, true))
 }
 
-/// Returns the keys of the first `pages` pages of prompt `number`, whose first `fork` pages are
-/// the pages of prompt 0.
+/// Returns the keys of the first `pages` pages of prompt `number`, which begins with the first
+/// `fork` pages of prompt 0.
 pub fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
     // A key commits to all pages before it, so the keys after the fork contain the fork's position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
