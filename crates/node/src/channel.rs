@@ -22,7 +22,7 @@ const HELLO_BYTES_MAX: usize = 1 << 10;
 /// Maximum length of each buffer that a connection keeps between messages; small, because an owner
 /// may have a thousand connections.
 const BUFFER_KEPT: usize = 64 << 10;
-/// Initial buffer length: twice the bytes of 256 keys of 32 bytes.
+/// Initial length of the receive buffer: twice the bytes of 256 keys of 32 bytes.
 const BUFFER_START: usize = 16 << 10;
 /// Bytes of the length field.
 const PREFIX: usize = 4;
@@ -40,7 +40,8 @@ pub(crate) struct Channel {
     input: Vec<u8>,
     /// Bytes received into `input`.
     filled: usize,
-    /// Bytes of `input` that the last returned message takes.
+    /// Bytes of `input`, from its beginning, that the message last returned by
+    /// [`Channel::receive`] takes with its length field.
     consumed: usize,
     /// Maximum length of a received message.
     bytes_max: usize,
@@ -171,7 +172,7 @@ impl Channel {
         }
     }
 
-    /// Whether bytes arrived after the last returned message.
+    /// Whether bytes arrived after the message that [`Channel::receive`] returned last.
     pub(crate) fn has_more(&self) -> bool {
         self.filled > self.consumed
     }
@@ -198,7 +199,8 @@ impl Channel {
         }
     }
 
-    /// Length of the next message including its prefix, once the prefix has arrived.
+    /// Returns the number of bytes of the next message with its length field; `None` before the
+    /// length field has arrived. Fails with `Invalid` if the message is too long.
     fn whole_length(&self) -> Result<Option<usize>> {
         let Some(prefix) = self.input[..self.filled].first_chunk::<PREFIX>() else {
             return Ok(None);

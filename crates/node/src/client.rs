@@ -62,8 +62,8 @@ impl Client {
     /// [`OwnerSilent`] if it does not answer; [`StoreReopening`](ritornello_store::StoreReopening)
     /// if it reopens the store; `Invalid` if the owner's process runs as another user; `Retry` if
     /// the owner has too many clients or another format, or if this process's name cannot be
-    /// locked; `Retry` if the owner has no protocol version in common with this build. For a
-    /// second, further calls return this last error without a handshake.
+    /// locked; `Retry` if the owner has no protocol version in common with this build. For one
+    /// second after such a version mismatch, calls fail without another handshake.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
         // Read the holder before connecting: if the owner changes afterwards, the first liveness
         // check notices the change.

@@ -27,8 +27,9 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Maximum connections of one client: its pool, and the same number of connections that the client
 /// gave up, with calls that the owner still answers.
 const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
-/// Maximum names of one process, unless it is in another PID namespace. The process takes a new
-/// name with each owner, and keeps every name under which reservations are pending.
+/// Maximum names under which one process is connected; processes in other PID namespaces are not
+/// limited. A process takes a new name with each owner, and keeps every name under which
+/// reservations are pending.
 const NAMES_PER_PROCESS_MAX: usize = 8;
 /// Number of unauthenticated connections from which on each new connection shuts down the oldest
 /// unauthenticated connection.

@@ -114,7 +114,7 @@ impl CurrentMembership {
     }
 
     /// Returns the failure of a write or sync that poisoned the core of this process, until the
-    /// store is reopened. `None` if another process owns the store.
+    /// store is reopened. `None` if the core works, or this process does not own the store.
     pub(crate) fn failure(&self) -> Option<String> {
         match &*self.get() {
             Membership::Owner(owner) => owner.core.poisoned(),

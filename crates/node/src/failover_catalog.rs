@@ -213,7 +213,7 @@ impl Catalog for FailoverCatalog {
     }
 }
 
-/// Maximum duration of the call, including a takeover.
+/// Returns the maximum duration of a call to which `rule` applies, including a takeover.
 fn timeout_of(rule: &CallRule) -> Duration {
     match rule.wait {
         CallWait::Nothing => CALL_TIMEOUT,
@@ -332,14 +332,14 @@ struct State {
 }
 
 impl PendingReservations {
-    /// Begins a call of `reserve`. Returns `false` if reservations are closed.
+    /// Begins a request for space. Returns `false` if reservations are closed.
     fn begin(&self) -> bool {
         let mut state = self.state.lock();
         state.in_flight += usize::from(!state.closed);
         !state.closed
     }
 
-    /// Ends a call of `reserve` and adds its reservation, if any.
+    /// Ends a request for space, and adds its reservation, if any.
     fn complete(&self, reserved: Option<(u64, Arc<Membership>)>) {
         let mut state = self.state.lock();
         state.in_flight -= 1;

@@ -216,7 +216,8 @@ mod tests {
 
     #[test]
     fn packed_keys_shorter_than_a_page_key_are_refused() {
-        // One byte of the message per key, with a common length and with a length for each key.
+        // `width` is the length of all keys, or zero if `lengths` holds the length of each key. The
+        // first two messages have one byte per key, so their 100 keys are shorter than 8 bytes.
         let count = |width: u8, lengths: &[u8], bytes: &[u8]| {
             let message = written(&(width, lengths, bytes));
             decode::<Keys<'_>>(&message).unwrap().list().ok().map(|keys| keys.len())

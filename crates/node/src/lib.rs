@@ -40,9 +40,9 @@
 //! accept writes again (`heal.rs`). To clients this looks like the death of one owner and the start
 //! of the next, except that their calls miss immediately in between.
 //!
-//! **Fork.** A child inherits no locks. In the child, calls on handles of the parent return
-//! `Closed` and do not touch shared state; `close` does nothing. The child becomes a client when it
-//! opens the directory again.
+//! **Fork.** A child inherits no locks. In the child, requests to a store that the parent opened
+//! fail with `Closed` and do not touch shared state; [`Node::close`] does nothing. The child
+//! becomes a client when it opens the directory again.
 //!
 //! **Promises.** Never two owners. No space is reused while a process may still write to it. A
 //! client's call waits for its owner for a limited time only. A peer that sends malformed messages

@@ -4,7 +4,7 @@ use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The remaining bytes of a budget.
+/// A budget of memory for long messages. Holds the number of bytes that are not granted.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget(AtomicUsize);
 

@@ -110,7 +110,8 @@ impl Mounts {
 }
 
 /// Returns the mount that contains the root directory of a `chroot(2)`, which
-/// `/proc/self/mountinfo` does not list. This mount is older than the process.
+/// `/proc/self/mountinfo` does not list. [`Mounts::compare`] counts such a mount as one that
+/// existed before.
 fn unlisted(number: String) -> Mount {
     [number, String::new(), String::new(), String::new()]
 }

@@ -145,7 +145,7 @@ impl Node {
         Arc::new(Self { process: Process::current(), slot, shared, policy, closed })
     }
 
-    /// Adds the directories listed at open that the store lacks.
+    /// Adds the directories in `options.further_dirs` that the store lacks.
     fn add_listed_dirs(&self, options: &Options) {
         let medium = Arc::clone(&self.shared.catalog.membership.opening.medium);
         Directory::new(medium, self.path()).add_listed(options, |dir| {
@@ -193,8 +193,8 @@ impl Node {
 
     /// Returns whether this process has closed the store because its path no longer leads to it:
     /// another store or file system is at the path, or the store failed and was moved or unmounted.
-    /// Afterwards every call on this handle fails, and opening the path again opens the store now at
-    /// the path, or creates one. Costs one load from memory.
+    /// Afterwards every call on this handle fails, and opening the path again opens the store now
+    /// at the path, or creates one. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.catalog.membership.is_replaced()
@@ -234,7 +234,8 @@ impl Node {
         if !self.process.is_current() {
             return Ok(());
         }
-        // While this thread holds the slot, no other thread of this process opens the directory.
+        // While this thread holds the slot of the directory (`open_stores`), no other thread of
+        // this process opens the directory.
         let _slot = self.slot.lock();
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.shared.remove_handle();

@@ -132,7 +132,8 @@ enum Attempt<T> {
 }
 
 /// Calls `owned` if a process owns the store, or `unowned` with the directory if no process does,
-/// and returns the result.
+/// and returns the result. Repeats an attempt that ends with [`Attempt::Again`], for at most
+/// [`LISTEN_TIMEOUT`].
 fn find<T>(dir: &Path, owned: Ask<'_, T>, unowned: &dyn Fn(&Path) -> Result<T>) -> Result<T> {
     let path = fs::canonicalize(dir).map_err(|error| unusable(dir, error))?;
     let until = Instant::now() + LISTEN_TIMEOUT;

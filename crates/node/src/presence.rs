@@ -125,7 +125,7 @@ pub(crate) fn is_name(name: &str) -> bool {
     name.len() == 2 * NAME_BYTES && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Random hexadecimal digits, unique for all practical purposes.
+/// Returns 32 random hexadecimal digits, unique for all practical purposes.
 pub(crate) fn random_name() -> Result<String> {
     let mut bytes = [0; NAME_BYTES];
     let mut filled = 0;

@@ -34,8 +34,8 @@ pub(crate) struct Hello {
     /// The client's process id, for diagnostics.
     pub(crate) pid: u32,
     /// Whether this is the first connection under the name. Later connections join the client. The
-    /// owner refuses them if the client is no longer connected, because its leases and reservations
-    /// have ended.
+    /// owner refuses them if the client is no longer connected, because its leases have ended, and
+    /// its reservations cannot be committed.
     pub(crate) first: bool,
 }
 

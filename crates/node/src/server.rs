@@ -359,7 +359,7 @@ fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
         tracing::warn!(
             %error,
             "a response was not sent, and its reservation or lease cannot be released: the space \
-             stays in use until the client disconnects or the lease expires"
+             stays in use until the client's process ends or the lease expires"
         );
     }
 }

@@ -112,7 +112,8 @@ pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
     Ok(factory)
 }
 
-/// Returns a configuration without retries: the tier retries, with a budget and deadlines.
+/// Returns a configuration without retries: the remote tier that uses the client retries, with a
+/// budget and deadlines.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }

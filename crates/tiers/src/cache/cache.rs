@@ -301,7 +301,7 @@ impl Cache {
         } else if self.closing.load(Ordering::Acquire) {
             "the cache is closed: open it again"
         } else if self.tiers.local.iter().any(|tier| tier.node.is_replaced()) {
-            "another store has taken the place of a tier: open the cache again"
+            "a tier is closed, because its path no longer leads to its store: open the cache again"
         } else {
             return Ok(());
         };

@@ -143,7 +143,8 @@ impl Cache {
         Ok(if self.tiers.local.iter().all(owns) { Role::Owner } else { Role::Client })
     }
 
-    /// Returns the problem that limits the use of a local tier; the lowest tier is checked first.
+    /// Returns the problem that limits the use of a local tier, or `None`; the lowest tier is
+    /// checked first.
     ///
     /// # Errors
     /// `Closed`.

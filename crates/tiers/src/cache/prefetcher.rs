@@ -1,10 +1,10 @@
 //! Prefetch: fetches pages of a prompt from the remote before the engine computes the request.
 //!
 //! A few threads run prefetches, each thread one prompt at a time. A thread asks the remote how
-//! many leading pages it has, and the gate how many of these are worth fetching. It fetches these
-//! pages in order, until a page fails or the prefetch is cancelled. In an unchained scope a thread
-//! asks for every missing page, and skips pages that fail. No caller waits: repeated lookups report
-//! the progress.
+//! many leading pages the remote has, and the gate how many of these are worth fetching. It fetches
+//! these pages in order, until a page fails or the prefetch is cancelled. In an unchained scope a
+//! thread asks for every missing page, and skips pages that fail. No caller waits: repeated lookups
+//! report the progress.
 
 use super::fetch::Fetch;
 use super::local_prefix::LocalPrefix;

@@ -175,7 +175,8 @@ pub struct TierStats {
     pub loaded_pages: u64,
     /// Bytes of the loaded pages.
     pub loaded_bytes: u64,
-    /// Total seconds of the loads from the tier.
+    /// Total seconds of the loads from the tier, without the delays by earlier transfers at a rate
+    /// limit.
     pub load_seconds: f64,
     /// Pages written to the tier from the tiers above it, in the background.
     pub written_pages: u64,

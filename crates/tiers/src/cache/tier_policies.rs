@@ -47,9 +47,9 @@ pub enum PrefetchPolicy {
     /// Until the prefetch has ended, with or without all pages worth fetching, or
     /// [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
-    /// For `base`, plus `per_ki_token` for every 1,024 tokens of the prompt whose pages are on no
-    /// local tier, once the remote has answered; but at least for one and a half times the gate's
-    /// estimate of the fetch.
+    /// For `base`, plus, once the remote has answered, `per_ki_token` times the number of tokens of
+    /// the prompt whose pages are on no local tier, divided by 1,024; but at least for one and a
+    /// half times the gate's estimate of the fetch.
     Timeout {
         /// Time that does not depend on the number of tokens.
         base: Duration,

@@ -1,5 +1,6 @@
 //! Writes pages to one tier in the background: claims them in the page table, queues them, and
-//! copies them to the tier.
+//! copies them to the tier. A job ([`WriteJob`]) writes consecutive pages of one prompt; in an
+//! unchained scope, any pages.
 
 use super::local_tier::LocalTier;
 use super::pending_put::PendingPut;
@@ -118,7 +119,7 @@ impl TierWriter {
         {
             match pages.scope.chained {
                 true => write_back.add(pages, range),
-                // Each page is written and evicted separately.
+                // In an unchained scope each page is written and evicted separately.
                 false => range.for_each(|page| write_back.add(&pages.select(&[page]), 0..1)),
             }
             // The worker must run even without a queued job, because it checks how full the tier
@@ -346,9 +347,10 @@ impl TierWriter {
         (at - range.start, lost)
     }
 
-    /// Writes a job of a chained scope to the remote. Returns the same numbers as `write_local`.
-    /// Pages before the range that the remote lacks are written too: without them no lookup reaches
-    /// the range.
+    /// Writes a job of a chained scope to the remote. Returns, as `write_local` does, the number of
+    /// leading pages of the job that are now on the remote, and of pages that are not written
+    /// because no other tier could supply the first of them. Pages before the range that the remote
+    /// lacks are written too: without them no lookup reaches the range.
     fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
         if pages.parent.is_some() {

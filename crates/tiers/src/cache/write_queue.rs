@@ -101,7 +101,8 @@ impl WriteQueue {
         state.started
     }
 
-    /// Queues a job. Returns the number of leading pages that fit into the queue.
+    /// Queues a job. Returns the number of leading pages that fit into the queue; zero after the
+    /// queue was closed.
     pub(super) fn push(&self, mut job: WriteJob) -> usize {
         let mut state = self.state.lock();
         let room = (self.max_bytes.saturating_sub(state.bytes) / job.pages.page_bytes) as usize;

@@ -20,9 +20,9 @@ pub struct Object {
     pub name: String,
     /// Sealed or plain, according to the name.
     pub form: Form,
-    /// The scope of its pages, in hexadecimal digits.
+    /// The id of the scope of its pages, in hexadecimal digits.
     pub scope: String,
-    /// The hash of its last page, in hexadecimal digits.
+    /// The hash of the key of its last page, in hexadecimal digits.
     pub last: String,
     /// Number of pages.
     pub pages: u32,
@@ -38,7 +38,7 @@ impl Object {
         object::first_page_offset(self.form, (0..self.pages as usize).map(|_| KEY_BYTES_MAX))
     }
 
-    /// The scope according to the name.
+    /// The id of the scope, according to the object's name.
     pub(super) fn scope_id(&self) -> Option<ScopeId> {
         let mut scope = ScopeId::default();
         for (byte, at) in scope.0.iter_mut().zip((0..).step_by(2)) {

@@ -281,7 +281,7 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         ring.load().unwrap();
         assert_eq!(ring.ids(), ["a"]);
-        // The key ring keeps its keys.
+        // The key ring keeps its keys after the file was removed.
         std::fs::remove_file(&path).unwrap();
         ring.load().unwrap();
         assert_eq!(ring.ids(), ["a"]);

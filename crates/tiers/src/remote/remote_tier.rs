@@ -106,8 +106,9 @@ impl RemoteTier {
         self.finder.present(prompt, deadline)
     }
 
-    /// Copies pages `range` of a prompt that was probed before to `out`, one after another. Returns
-    /// the number of leading pages that were read and verified; all further pages are misses.
+    /// Copies pages `range` of a prompt to `out`, one after another. The caller has probed the
+    /// prompt. Returns the number of leading pages that were read and verified; all further pages
+    /// are misses.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or if the length of `out` does not match.

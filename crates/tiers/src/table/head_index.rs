@@ -13,7 +13,7 @@ const INITIAL_SLOTS: usize = 64;
 /// Slots of the old array that each insertion empties. The index grows again when the new array is
 /// half full; the old array, which has half the length, is empty long before that.
 const MOVES_PER_INSERTION: usize = 8;
-/// Values of slots without an entry: a probe ends at `EMPTY`, and continues past `TOMBSTONE`.
+/// Values of slots without an entry: a search ends at `EMPTY`, and continues past `TOMBSTONE`.
 const EMPTY: u64 = 0;
 const TOMBSTONE: u64 = u32::MAX as u64;
 
@@ -27,7 +27,7 @@ pub(super) struct HeadIndex {
 }
 
 /// An array of slots, whose length is a power of two. A used slot holds the low 32 bits of the hash
-/// of a node's first page, and the node's id plus one. Probing starts at the slot that the 32 bits
+/// of a node's first page, and the node's id plus one. A search starts at the slot that the 32 bits
 /// select.
 #[derive(Debug, Default)]
 struct Slots(Box<[u64]>);
@@ -70,7 +70,7 @@ impl Slots {
         self.0[at] = word;
     }
 
-    /// Removes the entry at `gap`. A later entry whose probe passes the gap is moved into the gap,
+    /// Removes the entry at `gap`. A later entry whose search passes the gap is moved into the gap,
     /// and the slot that it leaves is the next gap. The last gap becomes empty.
     fn remove_at(&mut self, mut gap: usize) {
         let mut at = gap;

@@ -421,7 +421,8 @@ impl Tree {
         }
     }
 
-    /// Lists a node in a tier's eviction queue under its current age, if it can be evicted.
+    /// Lists a node in a tier's eviction queue under its current age, if the tier can evict the
+    /// node's last pages; otherwise removes the node from the queue.
     fn update_listing(&mut self, id: Id, tier: usize) {
         self.delist(id, tier);
         let node = self.nodes.at_mut(id);

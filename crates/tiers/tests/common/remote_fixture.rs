@@ -1,5 +1,5 @@
-//! The remotes in `tests/fixtures`: what `examples/make_remote_fixture.rs` puts into them, and what
-//! `tests/remote_fixtures.rs` expects to find.
+//! The remotes in `tests/fixtures` of the repository: the pages that
+//! `examples/make_remote_fixture.rs` puts into them, and that `tests/remote_fixtures.rs` expects.
 
 use super::refs;
 use ritornello_format::ScopeId;
