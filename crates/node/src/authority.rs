@@ -22,7 +22,7 @@ pub(crate) trait Authority: Send + Sync {
     /// Returns the statistics that an observer asks for.
     ///
     /// # Errors
-    /// An error of the core that computes them, see [`StoreCore::stats`].
+    /// None at present.
     fn stats(&self) -> Result<CatalogStats>;
     /// Called when the last connection of a client is closed.
     fn client_disconnected(&self, client: ClientId);

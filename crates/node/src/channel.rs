@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 
 /// Maximum message length in both directions. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Maximum length of the first message. The initial buffer is longer, so an unauthenticated peer
-/// takes no further memory.
+/// Maximum length of the first message that an owner receives on a connection. The initial buffer
+/// is longer, so an unauthenticated peer takes no further memory.
 const HELLO_BYTES_MAX: usize = 1 << 10;
-/// Maximum length of each buffer that a connection keeps between messages; small, because an owner
-/// may have a thousand connections.
+/// Length to which a connection shrinks its output buffer after a message was sent, and its input
+/// buffer when it receives the next message; small, because an owner may have a thousand
+/// connections.
 const BUFFER_KEPT: usize = 64 << 10;
 /// Initial length of the receive buffer: twice the bytes of 256 keys of 32 bytes.
 const BUFFER_START: usize = 16 << 10;
@@ -219,7 +220,7 @@ impl Channel {
 
 /// Ends one or both directions of a connection, also for threads blocked on it.
 pub(crate) fn shut_down(stream: &UnixStream, how: Shutdown) {
-    // The call fails if the peer has closed the connection already.
+    // If the call fails, the connection has ended already.
     let _ = rustix::net::shutdown(stream, how);
 }
 

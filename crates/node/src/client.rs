@@ -17,10 +17,10 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum connections of one client to its owner. A call occupies its connection until the
-/// response arrives, and some calls wait for a disk.
+/// Maximum connections in the pool of one client; a probe of the owner opens a further connection.
+/// A call occupies its connection until the response arrives, and some calls wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
-/// The pause before dialling again while the owner's listen queue is full.
+/// The pause before a probe of the owner dials again, because the owner's listen queue was full.
 const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum duration of a call that was deferred while the owner was silent.
 const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);

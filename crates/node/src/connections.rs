@@ -36,8 +36,8 @@ const NAMES_PER_PROCESS_MAX: usize = 8;
 const UNAUTHENTICATED_MAX: usize = 64;
 /// Maximum observers. Each has a thread, which may wait for the statistics.
 const OBSERVERS_MAX: usize = 8;
-/// Maximum bytes of long messages over all clients. [`CLIENT_MESSAGE_BYTES_MAX`] is the maximum per
-/// client.
+/// Maximum bytes that the buffers for received messages of all clients take beyond 64 KiB per
+/// connection. [`CLIENT_MESSAGE_BYTES_MAX`] is the maximum per client.
 const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
 const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 

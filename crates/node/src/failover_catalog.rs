@@ -18,13 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a call that waits for a disk, such as a commit in `durable` mode, `flush` or
-/// `clear`.
+/// Maximum duration of a client's call that waits for a disk, such as a commit in `durable` mode,
+/// `flush` or `clear`.
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes and calls in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Number of retries of one call that are made immediately after its owner was lost; each further
-/// retry first waits for [`RETRY_PAUSE`].
+/// Number of retries of one call that are made without a pause after its owner was lost; each
+/// further retry first waits for [`RETRY_PAUSE`].
 const QUICK_RETRIES: u32 = 3;
 /// The pause before each retry after the first [`QUICK_RETRIES`].
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -56,9 +56,9 @@ impl FailoverCatalog {
     /// Waits for writes and calls in progress, ends the membership and closes the lock file.
     ///
     /// # Errors
-    /// `Retry` if a write or call is still in progress. The lock is then kept, because the next
-    /// owner would reuse the space of those writes. After any other error the store is closed, and
-    /// the error is the error of the last sync.
+    /// `Retry` if a write or call is still in progress, or a disk does not answer. The lock is then
+    /// kept, because the next owner would reuse the space of the writes in progress. After any
+    /// other error the store is closed, and its last changes may be lost.
     pub(crate) fn close(&self) -> Result<()> {
         let until = Instant::now() + CLOSE_TIMEOUT;
         let opening = &self.membership.opening;
@@ -213,7 +213,7 @@ impl Catalog for FailoverCatalog {
     }
 }
 
-/// Returns the maximum duration of a call to which `rule` applies, including a takeover.
+/// Returns the maximum duration of a client's call to which `rule` applies, including a takeover.
 fn timeout_of(rule: &CallRule) -> Duration {
     match rule.wait {
         CallWait::Nothing => CALL_TIMEOUT,

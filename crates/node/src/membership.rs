@@ -147,7 +147,7 @@ impl Membership {
     }
 
     /// Ends this process's ownership, if any, so that another process can become the owner. The
-    /// inner result is the result of the last sync; see [`Owner::close`].
+    /// inner result says whether all changes are durable; see [`Owner::close`].
     ///
     /// # Errors
     /// `Retry` if the ownership cannot end yet.

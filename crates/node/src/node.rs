@@ -227,9 +227,9 @@ impl Node {
     /// nothing in a forked child.
     ///
     /// # Errors
-    /// `Retry` if writes or calls of this process are in progress after 90 seconds: the store
-    /// refuses calls but keeps its lock; close again. `Fatal` if the last sync failed; the store is
-    /// closed.
+    /// `Retry` if writes or calls of this process are in progress after 90 seconds, or a disk does
+    /// not answer: the store refuses calls but keeps its lock; close again. `Fatal` if the last
+    /// sync failed; the store is closed.
     pub fn close(&self) -> Result<()> {
         if !self.process.is_current() {
             return Ok(());

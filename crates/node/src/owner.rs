@@ -77,7 +77,8 @@ impl Owner {
     }
 
     /// Closes all client connections, so that clients fail over, and closes the core. The inner
-    /// result is the result of the last sync; the core is closed in any case.
+    /// result is the result of [`StoreCore::close`]: an error if the last changes may not be
+    /// durable. The core refuses calls afterwards in any case.
     ///
     /// # Errors
     /// `Retry` if a disk does not answer, and the core still writes or a client's call is stuck in

@@ -84,7 +84,7 @@ impl Reopening {
         let mut former = self.former.lock();
         if let Some(owner) = &*former {
             self.refuse(directory, owner);
-            // The inner result is the result of the last sync, which has failed.
+            // The inner result is ignored: a sync or write of this core has failed before.
             drop(owner.close()?);
         }
         *former = None;

@@ -29,7 +29,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time for sending the reason why a connection is closed.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval at which a connection's thread checks its deadline.
+/// Interval at which a connection's thread checks its deadline; a wait may exceed its deadline by
+/// this time.
 const WAIT_SLICE: Duration = Duration::from_secs(5);
 /// Interval of checks for dead clients whose connection a forked child keeps open.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);

@@ -56,8 +56,8 @@ pub(crate) fn is_object_store(scheme: &str) -> bool {
 /// store](is_object_store), from the options of the address and from environment variables.
 ///
 /// # Errors
-/// `Invalid` if the bucket is missing, if an option or a variable of the environment is invalid, if
-/// a named profile does not exist, or if the client cannot be built.
+/// `Invalid` if the address names no bucket, if an option or a variable of the environment is
+/// invalid, if a named profile does not exist, or if the client cannot be built.
 pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
     let name = address.to_string();
     if address.authority.is_empty() {

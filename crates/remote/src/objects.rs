@@ -150,7 +150,8 @@ impl ObjectBackend {
 }
 
 /// Reads `range`, or a whole value. Returns no bytes if `range` begins at or after the end of the
-/// value. Fails, without buffering more, if the server sends more than requested.
+/// value. Fails, without buffering more, if the server sends more than requested, or a whole value
+/// of more than [`VALUE_BYTES_MAX`].
 async fn fetch(
     store: &dyn ObjectStore,
     path: &Path,

@@ -78,8 +78,8 @@ impl Cache {
     }
 
     /// Removes pages from the local tiers; in chained scopes with all pages after them. Pages on a
-    /// remote stay, and later lookups fetch them again. A write to a lower tier that runs at the
-    /// same time may store a page again. Returns how many of `keys` were on a local tier.
+    /// remote stay, and later lookups fetch them again. A background copy between tiers that runs
+    /// at the same time may store a page again. Returns how many of `keys` were on a local tier.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. If a removal, or a query

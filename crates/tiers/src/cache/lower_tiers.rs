@@ -43,8 +43,9 @@ impl LowerTiers {
         Self { tiers: Arc::clone(tiers), writers }
     }
 
-    /// Writes the pages of a put to the lower tiers according to their policies, after `ticket`,
-    /// which puts the pages to the first tier, is done.
+    /// Queues writes of the pages of a put to the write-through tiers, and records the pages as
+    /// dirty if the second tier is write-back. `ticket` is the put to the first tier, for whose end
+    /// the writes wait.
     pub(super) fn put(
         &self,
         pages: &PromptPages,

@@ -169,7 +169,7 @@ pub struct CacheStats {
 pub struct TierStats {
     /// `host`, `disk` or `remote`.
     pub tier: &'static str,
-    /// Pages that lookups found on the tier.
+    /// Pages that lookups with a final answer found on the tier.
     pub found_pages: u64,
     /// Pages loaded from the tier: to the engine, or from the remote to the first tier.
     pub loaded_pages: u64,
@@ -178,7 +178,8 @@ pub struct TierStats {
     /// Total seconds of the loads from the tier, without the delays by earlier transfers at a rate
     /// limit.
     pub load_seconds: f64,
-    /// Pages written to the tier from the tiers above it, in the background.
+    /// Pages written to the tier in the background: from the tiers above it, or from staging if the
+    /// first tier had no space for them.
     pub written_pages: u64,
     /// Bytes of the written pages.
     pub written_bytes: u64,

@@ -13,9 +13,9 @@
 //! object again, and the later objects that it writes are orphans. Both cases cost hits but deliver
 //! no wrong byte: names are derived from the keys of the pages, so an object that is written again
 //! has the same pages (possibly with other compression or another seal). Objects younger than the
-//! grace period stay. Concurrent collectors choose the same objects; deleting an object twice is
-//! harmless. Ages are measured by the remote's clock, which is read by writing an object.
-//! Unfinished files of killed writers are removed after a day.
+//! grace period stay. Concurrent collectors with the same options choose the same objects; deleting
+//! an object twice is harmless. Ages are measured by the remote's clock, which is read by writing
+//! an object. Unfinished files of killed writers are removed after a day.
 
 use super::backend::Backend;
 use super::inventory::{CLOCK, Inventory, Object};
