@@ -194,8 +194,8 @@ impl Ghost {
 }
 
 impl Admission {
-    /// Creates a state machine whose ghost list holds `ghost_pages` pages (at most
-    /// [`GHOST_PAGES_MAX`]).
+    /// Creates a state machine. Its ghost list holds at most `ghost_pages` pages, which is raised to
+    /// two or lowered to [`GHOST_PAGES_MAX`] if need be.
     #[must_use]
     pub fn new(mode: AdmissionMode, budget: Option<WriteBudget>, ghost_pages: usize) -> Self {
         let bucket = budget.map(|budget| {

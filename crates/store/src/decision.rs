@@ -36,7 +36,7 @@ pub struct Decision {
     pub pages: u32,
     /// Leading pages of these that were found.
     pub found: u32,
-    /// Pages to load. The engine may have further found pages itself.
+    /// Pages to load. Pages that were found are not loaded if the engine has them already.
     pub loaded: u32,
     /// The decision in one word.
     pub outcome: DecisionOutcome,

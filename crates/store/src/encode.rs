@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_equal_parts_of_at_least_128_kib() {
+    fn number_of_slices_follows_length_and_layout() {
         // A layer is 64 KiB: 2 matrices of 16 tokens, 8 heads, and 128 numbers of 2 bytes.
         assert_eq!(slices(&scope("page_first", 32, 8, None)), 16);
         assert_eq!(slices(&scope("layer_first", 30, 8, None)), 15);

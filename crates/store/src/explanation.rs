@@ -13,8 +13,9 @@ pub struct Explanation {
     pub spans: Vec<KeySpan>,
     /// The scopes that answers of [`Answer::OtherScope`] name.
     pub other_scopes: Vec<OtherScope>,
-    /// Whether the scope is registered: from its first put or its first settings until it is
-    /// dropped, which a full registry also does to scopes without pages and settings.
+    /// Whether the scope is registered. A scope is registered from its first put or settings until
+    /// it is dropped. Of scopes without pages and settings, a full registry drops some, and an
+    /// opening of a store with more than 1,024 scopes drops all.
     pub is_registered: bool,
     /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage,
     /// refusal or abandoned put of an earlier time.
@@ -45,7 +46,7 @@ pub enum Answer {
     Hit,
     /// Stored, and not delivered by a get, because an earlier page of the keys is missing.
     BehindMissing,
-    /// A put has space for the page, and has not committed it.
+    /// A put has space for the page, and has not committed it, or committed it during this call.
     NotYetVisible,
     /// Stored in a volume or segment that cannot be used now. The detail says where and why.
     AbsentVolume,
@@ -65,7 +66,8 @@ pub enum Answer {
     /// Not stored in this scope, and the same key is stored in another. The detail is the id of that
     /// scope: [`Explanation::other_scopes`] describes it.
     OtherScope,
-    /// No put of the page reached the owner since it opened the store, or the owner forgot it.
+    /// The owner remembers no cause: since it opened the store it saw no put, eviction or removal
+    /// of the page, or newer causes displaced that of the page.
     Unknown,
 }
 

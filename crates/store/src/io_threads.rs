@@ -232,7 +232,7 @@ fn work(shared: &Arc<Shared>) {
 }
 
 /// While jobs wait, ends the jobs whose deadline has passed, and starts further threads if a volume
-/// completes no operations. Returns when no job waits.
+/// completes no operations. Returns when no job waits, or the threads are closing.
 fn watch(shared: &Arc<Shared>) {
     loop {
         thread::park_timeout(CHECK);

@@ -149,8 +149,8 @@ impl LeaseTable {
     /// look them up again afterwards: otherwise a run may have been removed before it is pinned.
     ///
     /// # Errors
-    /// `Retry` if the client would hold more of the [`LEASES_MAX`] leases or [`PINS_MAX`] pins than
-    /// are left; nothing is changed.
+    /// `Retry` if the client would hold more of the [`LEASES_MAX`] leases than are left before the
+    /// grant, or more of the [`PINS_MAX`] pins than are left after it; nothing is changed.
     pub fn grant(&mut self, runs: &[RunId], ttl: Duration, client: ClientId) -> Result<u64> {
         self.check_numbers(runs.len(), client)?;
         for run in runs {
@@ -164,8 +164,8 @@ impl LeaseTable {
     /// lease's number and the number of leased runs.
     ///
     /// # Errors
-    /// `Retry` if the client would hold more leases or pins than are left, as in `grant`, or if the
-    /// first run does not fit the rest of the client's share; nothing is changed.
+    /// The errors of [`grant`](Self::grant); `Retry` if the first run does not fit the rest of the
+    /// client's share; nothing is changed.
     pub fn grant_leading(
         &mut self,
         runs: &[RunId],
@@ -222,7 +222,7 @@ impl LeaseTable {
     /// Checks that the client may hold another lease, on `runs` runs.
     ///
     /// # Errors
-    /// `Retry` if the client would hold more leases or pins than are left for other clients.
+    /// The errors of [`grant`](Self::grant).
     fn check_numbers(&self, runs: usize, client: ClientId) -> Result<()> {
         let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
         let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn check_skips_file_systems_on_disk() {
+    fn only_file_systems_in_memory_are_checked() {
         let disk = Room { kind: 0xef53, ..Room::default() };
         assert!(check_memory(&disk, u64::MAX).is_ok());
         let small = Room { kind: TMPFS, available: 64 << 20, total: 64 << 20 };
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_found_without_a_group() {
+    fn missing_control_group_has_no_limit() {
         assert!(available() > 16 << 20);
         assert_eq!(tightest(Path::new("/nowhere/at/all")), None);
     }

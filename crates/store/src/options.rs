@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 /// Default bytes per segment file; the manifest holds the actual value.
 pub const SEGMENT_BYTES: u64 = 256 << 20;
-/// Minimum bytes per segment file, for tests.
+/// Minimum bytes per segment file.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
 /// Default scrub rate in bytes per second: a tebibyte in a day and a half.

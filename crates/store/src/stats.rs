@@ -372,7 +372,8 @@ counters! {
     refused_metadata,
     /// Pages refused because of the scope's quota.
     refused_quota,
-    /// Pages refused because admission remembers no earlier put of them.
+    /// Pages refused because admission remembers no earlier refusal of them, or of a page before
+    /// them in the put.
     refused_admission,
     /// Pages refused because the write budget is used up.
     refused_write_budget,
@@ -403,12 +404,12 @@ counters! {
     /// the capacity.
     evicted_index,
     /// Pages evicted because their segment was to be removed, by a smaller capacity or a drain of
-    /// its directory, and could not be moved.
+    /// its directory, and their run could not be moved.
     evicted_segment,
     /// Pages deleted, including pages of dropped scopes and of volumes that were given up.
     deleted_pages,
-    /// Pages removed because they failed verification, or could not be read by `fsck`, including
-    /// the pages after them in chained scopes.
+    /// Pages removed because they failed verification, or could not be read by `fsck` or `paths
+    /// restore`, including the pages after them in chained scopes.
     damaged_pages,
     /// Reserved runs that did not become visible: they were not written, were aborted, were refused
     /// by the index, followed a page that had been removed, or were already stored by another put.

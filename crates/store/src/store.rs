@@ -183,8 +183,8 @@ impl Store {
     /// all pages. The limit does not apply to reads.
     ///
     /// # Errors
-    /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's
-    /// share of the store: release unneeded leases.
+    /// Like `probe`; `Retry` if the client has too many leases, or the run of the first page
+    /// exceeds what is left of the client's share of the store: release unneeded leases.
     pub fn lease(&self, scope: &Scope, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         self.lease_all(&[scope], keys, ttl)
     }

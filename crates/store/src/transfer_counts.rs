@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(other.get(PUTS), 3);
     }
 
-    /// [`MissReason`] is indexed by its position in [`MissReason::ALL`].
+    /// [`TransferCounts::get`] uses a reason's number as its position in [`MissReason::ALL`].
     #[test]
     fn reasons_are_in_the_order_of_their_declaration() {
         assert!(MissReason::ALL.iter().enumerate().all(|(at, reason)| *reason as usize == at));

@@ -30,7 +30,8 @@ impl<'a> Keys<'a> {
     /// Returns the keys one by one.
     ///
     /// # Errors
-    /// `Invalid` if lengths and bytes of packed keys do not agree, or the keys are too short.
+    /// `Invalid` if lengths and bytes of packed keys do not agree, or if packed keys have on
+    /// average fewer than [`KEY_BYTES_MIN`] bytes. Does not check the length of each key.
     pub fn list(&self) -> Result<Cow<'a, [&'a [u8]]>> {
         match self {
             Self::Listed(keys) => Ok(Cow::Borrowed(keys)),

@@ -91,8 +91,9 @@ pub trait Catalog: Send + Sync {
     /// exceed its share of the store, the lease covers only the leading runs that fit the share.
     ///
     /// # Errors
-    /// `Retry` if the first page exceeds the client's share, or there are too many leases.
-    /// `Invalid` for several scopes if the number of keys times scopes exceeds [`LEASE_PAGES_MAX`].
+    /// `Retry` if the run of the first page exceeds what is left of the client's share, or if the
+    /// client has too many leases or leased runs. `Invalid` for several scopes if the number of
+    /// keys times scopes exceeds [`LEASE_PAGES_MAX`].
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         let (scopes, keys) = (Cow::Borrowed(scopes), Keys::Listed(keys));
         let request = Request::Lease { scopes, keys, ttl };
@@ -128,8 +129,8 @@ pub trait Catalog: Send + Sync {
     /// before the first page, if it is known.
     ///
     /// # Errors
-    /// `Invalid` for duplicate or too many keys, or impossible page lengths; `Retry` if there are
-    /// too many leases; file-system errors.
+    /// `Invalid` for duplicate or too many keys, or impossible page lengths or slices; `Retry` if
+    /// the client has too many leases or leased runs; file-system errors.
     fn reserve(
         &self,
         scope: ScopeRef,
@@ -190,10 +191,9 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Reports counts of puts and gets of this process: see [`TransferTotals::add`]. A process
-    /// collects the counts of its calls, and sends them to the owner about every two seconds.
-    ///
-    /// [`TransferTotals::add`]: crate::TransferTotals::add
+    /// Reports counts of puts and gets of this process, in the order that `transfer_counts.rs`
+    /// defines. A process collects the counts of its calls, and sends them to the owner about every
+    /// two seconds.
     fn report_transfers(&self, counts: &[u64]) -> Result<()> {
         let request = Request::ReportTransfers { counts: Cow::Borrowed(counts) };
         expect!(self.call(&request), Response::Done => ())
@@ -238,7 +238,7 @@ pub trait Catalog: Send + Sync {
     /// scope, if the caller knows it: the owner compares it with other scopes that have the keys.
     ///
     /// # Errors
-    /// `Invalid` for too many keys.
+    /// `Invalid` for too many keys, or if `scope` is not the description of the scope `id`.
     fn explain(&self, id: ScopeId, scope: Option<&Scope>, keys: &[&[u8]]) -> Result<Explanation> {
         let (scope, keys) = (scope.map(Cow::Borrowed), Keys::Listed(keys));
         let request = Request::Explain { id, scope, keys };
@@ -265,6 +265,9 @@ pub trait Catalog: Send + Sync {
     /// the request are hits or misses now. `request` is the engine's own id of the request. If no
     /// remembered decision has this id, `request` names all requests whose own id continues after
     /// it with `-`, also if their id begins with a number and `_`.
+    ///
+    /// # Errors
+    /// `Invalid` if `request` is empty.
     fn explain_request(&self, request: &str) -> Result<RequestExplanation> {
         let request = Request::ExplainRequest { request };
         expect!(self.call(&request), Response::RequestExplained(explanation) => explanation)

@@ -1,9 +1,9 @@
 //! How each request is carried to an owner that may wait for a disk, die, fall silent, or refuse
 //! its clients.
 //!
-//! Sockets and the failover read a request's rule from this module. If the owner changes before it
-//! has answered, a request that expects a response is repeated at the new owner, unless it commits
-//! a reservation.
+//! The code that carries requests, over a socket and to another owner, reads a request's rule from
+//! this module. If the owner changes before it has answered, a request that expects a response is
+//! repeated at the new owner, unless the request commits a reservation.
 
 use super::message::Request;
 use super::types::LeaseNumber;

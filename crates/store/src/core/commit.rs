@@ -14,7 +14,7 @@ use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, Scope
 use ritornello_index::{NewRun, RunId};
 use std::time::{Duration, Instant};
 
-/// Maximum time that a commit waits for a sync if the index has no room for unsynced records.
+/// Maximum time that a commit waits for syncs which may make room in an index that refused a run.
 const SYNC_WAIT: Duration = Duration::from_secs(10);
 /// If the unsynced records of the index take more than 1/`JOURNAL_SHARE` of the index's share of
 /// the capacity, a sync may make room for a run that the index refuses.
@@ -49,7 +49,8 @@ impl StoreCore {
             if checksum.is_some() {
                 state.space.note_written(&run.place.extents);
             } else if run.place.extents.iter().any(is_on_failed) {
-                // After the loop `note_failed` decides which of these extents may be reused.
+                // After the loop `StoreSpace::note_failed` decides which of these extents may be
+                // reused.
                 failed.push(run.place.extents.clone());
                 self.miss_causes.note(pages.iter().copied(), MissCause::Abandoned);
                 self.counters.runs_failed.add(1);
@@ -107,8 +108,9 @@ impl StoreCore {
             self.counters.refused_pages.add(refused_pages);
         }
         if is_index_full {
-            // The index is at its share of the capacity or at its memory ceiling. Evict as many
-            // units as this put has, so that the index has room for the next put.
+            // The index is full: at its share of the capacity, at its memory ceiling, or at its
+            // maximum number of runs. Evict as many units as this put has, to make room for the
+            // next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units, EvictionCause::Index);
         }

@@ -11,8 +11,8 @@ use std::time::Instant;
 const BYTES_MAX: usize = 8 << 20;
 
 /// The newest decisions since the store was opened, at most [`BYTES_MAX`] bytes. A thread that
-/// holds the lock takes no other lock. It is held while pointers to decisions are added, copied or
-/// removed, and while their ids are compared.
+/// holds the lock of `ring` takes no other lock, and only adds, compares, copies or removes
+/// pointers to decisions.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Decisions {
     pub(in crate::core) counts: DecisionCounts,

@@ -94,9 +94,9 @@ impl StoreCore {
             .unwrap_or_else(|| Err(stalled()))
     }
 
-    /// Copies a run from the place `from` to the place `to`. Gives up when a volume of `from` or
-    /// `to` has stalled, and returns `None`: the extents of `to` are freed after the copy has
-    /// ended.
+    /// Copies a run from the place `from` to the place `to`, without the pages that are false in
+    /// `live`. Returns the checksum of the copy's header. Gives up when a volume of `from` or `to`
+    /// has stalled, and returns `None`: the extents of `to` are freed after the copy has ended.
     pub(super) fn copy_stored(
         &self,
         from: &Place,

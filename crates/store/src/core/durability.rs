@@ -121,8 +121,9 @@ impl StoreCore {
     /// Syncs the `segments` of copied runs between two rounds.
     ///
     /// # Errors
-    /// `Fatal` if the sync failed: the store is poisoned. `Retry` if earlier rounds, or this sync,
-    /// have not ended after [`COPY_SYNC_TIMEOUT`], or when the store is closed.
+    /// `Fatal` if the store is poisoned, or if the sync failed, which poisons the store. `Retry` if
+    /// earlier rounds, or this sync, have not ended after [`COPY_SYNC_TIMEOUT`], or when the store
+    /// is closed.
     pub(super) fn sync_copies(&self, segments: Vec<SegmentId>) -> Result<()> {
         let deadline = Instant::now() + COPY_SYNC_TIMEOUT;
         let sync = move |core: &Self| {

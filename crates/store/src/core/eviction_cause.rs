@@ -5,7 +5,7 @@
 pub(in crate::core) enum EvictionCause {
     /// A put, or a run that is moved, needs space.
     Space,
-    /// The scope's quota.
+    /// The scope of the pages would exceed its quota.
     Quota,
     /// The index is at its memory ceiling, or its files at their share of the capacity.
     Index,

@@ -12,9 +12,10 @@ use std::collections::BTreeSet;
 
 /// Maximum scopes that are searched for the keys, the last registered first.
 const SEARCHED_SCOPES_MAX: usize = 512;
-/// Number of keys, spread over the unexplained keys, that are searched in each of these scopes.
+/// Number of keys, spread over the unexplained keys, that are searched in each of at most
+/// [`SEARCHED_SCOPES_MAX`] scopes.
 const SAMPLES: usize = 4;
-/// Maximum scopes with samples that are compared with the scope of the question.
+/// Maximum scopes with one of the sampled keys that are compared with the scope asked about.
 const CANDIDATES_MAX: usize = 16;
 /// Maximum scopes that an explanation names.
 const OTHER_SCOPES_MAX: usize = 4;
@@ -27,7 +28,7 @@ const MICROS_PER_SECOND: u64 = 1_000_000;
 struct Reason {
     answer: Answer,
     detail: Cow<'static, str>,
-    /// Time of the miss cause or the drop: see [`MissCauses`](super::miss_causes::MissCauses).
+    /// Time of the miss cause or the drop, in microseconds since the store was opened.
     time: Option<u64>,
 }
 
@@ -235,8 +236,8 @@ impl StoreCore {
     }
 }
 
-/// Joins consecutive pages with the same answer and detail. `now` is the end of their ages, in the
-/// unit of [`Reason::time`].
+/// Joins consecutive pages with the same answer and detail. A span's age is the time from its first
+/// page's [`Reason::time`] to `now`; both are in microseconds since the store was opened.
 fn spans(reasons: Vec<Reason>, now: u64) -> Vec<KeySpan> {
     let mut spans: Vec<KeySpan> = Vec::new();
     for (at, Reason { answer, detail, time }) in (0..).zip(reasons) {

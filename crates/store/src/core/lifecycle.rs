@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum time of a close: it waits for the background threads, for the last sync, and for a
-/// change of the manifest in progress.
+/// Maximum time that a close waits for the background threads, the last sync, and a change of the
+/// manifest in progress.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the core answers, and whether it takes changes.

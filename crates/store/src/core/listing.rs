@@ -8,7 +8,8 @@ use ritornello_index::RunId;
 
 /// Maximum scopes per answer: their descriptions must fit a message.
 const SCOPES_AT_ONCE: usize = 256;
-/// Maximum keys per answer. An answer may exceed it, because its last run is listed completely.
+/// Number of keys after which an answer ends. The last run is listed completely, so an answer may
+/// have more keys.
 const KEYS_AT_ONCE: u32 = 16_384;
 
 impl StoreCore {

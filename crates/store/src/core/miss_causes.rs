@@ -45,7 +45,8 @@ pub(in crate::core) enum MissCause {
     /// The page was in an absent directory that was forgotten.
     DirectoryForgotten,
     FailedVerification,
-    /// The space of the page was in use when its volume returned.
+    /// When the page's absent volume or segment returned, the page's space was in use, or its
+    /// segment did not exist.
     SpaceLost,
     Refused(Refusal),
     Abandoned,

@@ -143,8 +143,9 @@ impl StoreCore {
         self.counters.present_pages.add(present as u64);
     }
 
-    /// Leases the runs that the missing pages follow, so that these runs are not evicted before the
-    /// commit. The ancestors of these runs need no lease, because eviction removes leaves first.
+    /// Leases the runs that the missing pages follow, and the run of the put's parent, so that
+    /// these runs are not evicted before the commit. The ancestors of these runs need no lease,
+    /// because eviction removes leaves first.
     fn lease_parents(&self, put: &PutBatch<'_>) -> Result<LeaseNumber> {
         if !put.scope.chained {
             return Ok(LeaseNumber::default());

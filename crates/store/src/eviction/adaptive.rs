@@ -36,7 +36,7 @@ const MEMORY_FLOOR: u64 = 4 << 20;
 /// Bytes of memory per page of one shadow, including remembered keys and unused space in tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
 /// Number of requested pages after which the weight of a hit has decayed to 1/e, as a multiple of
-/// the pages that the store holds.
+/// the pages that the store holds (in the sample, at least of 256 pages).
 const WINDOW: f64 = 64.0;
 /// A candidate takes over if its recent hits exceed the hits of the followed candidate by more than
 /// `MARGIN` of the requested pages plus [`SIGMAS`] standard errors.

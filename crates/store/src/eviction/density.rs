@@ -26,7 +26,7 @@ pub(super) struct Density {
     ghosts: Ghosts,
     capacity: u64,
     /// Number of keys given to [`EvictionPolicy::set_capacity`]. The policy remembers at most
-    /// [`REMEMBERED`] times this number of keys.
+    /// [`REMEMBERED`] times this number of keys, or 64 keys if that is more.
     keys: usize,
     /// The current step, and the units put or used in this step.
     now: u32,

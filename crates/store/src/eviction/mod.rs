@@ -122,8 +122,8 @@ pub struct Victim {
 /// An eviction policy.
 ///
 /// The store reports all events of runs, and the policy chooses victims. The store calls the policy
-/// under the lock of the core's state, so every method is fast: no I/O, and no work proportional to
-/// the number of runs.
+/// under the lock of the core's state, so every method is fast: no work proportional to the number
+/// of runs, and no I/O, except that the index `lsm` may read its files for an [`EvictionContext`].
 ///
 /// **Protocol.** Runs are admitted when they are committed or salvaged, and, least recently used
 /// first, at open and when their scope gets a quota, which adds a policy. Whenever the index

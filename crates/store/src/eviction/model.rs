@@ -76,7 +76,7 @@ fn long_runs_lose_their_tail_in_chunks() {
 }
 
 #[test]
-fn shared_prompt_outlives_its_tails() {
+fn shared_prompt_is_evicted_after_its_tails() {
     let mut lru = lru(4);
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
@@ -104,7 +104,7 @@ fn parent_is_evicted_after_its_last_child() {
 }
 
 #[test]
-fn used_head_outlives_unused_tail() {
+fn unused_pages_are_evicted_before_used_head() {
     // The test omits 2Q, whose queue does not reorder used pages. The test omits `density` too,
     // which has to learn from more uses, and `adaptive`, which begins with `density`.
     let those = ["lru", "arc", "s3fifo"];

@@ -34,7 +34,7 @@ pub(super) struct Piece {
     pub(super) header_units: u8,
     /// The number of the list that holds the piece, among the lists of the policy that lists it.
     pub(super) queue: u8,
-    /// Number of uses since the piece was admitted.
+    /// Number of uses since the piece was admitted; 255 stands for 255 or more.
     pub(super) uses: u8,
     flags: u8,
 }

@@ -158,9 +158,10 @@ impl Shadow {
         self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
     }
 
-    /// Multiplies the recent counts by `kept`. Then reads the leading stored pages of a sequence,
-    /// and puts the missing pages. `alive` says whether the shadow had all pages before the
-    /// sequence; if not, no page is a hit. Returns the number of hits.
+    /// Multiplies the recent counts by `kept`. Then reads the leading stored pages of the sequence
+    /// `keys`, and puts the missing pages. `before` is the last sampled page before the sequence.
+    /// `alive` says whether the shadow had all pages before the sequence; if not, no page is a hit.
+    /// Returns the number of hits.
     pub(super) fn demand(
         &mut self,
         before: Option<u64>,

@@ -28,8 +28,8 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned. `Retry` if the sync has not ended: it
-    /// continues. Volumes and segments that cannot be reattached stay absent, with the reason, and
-    /// cause no error.
+    /// continues. `Closed` if the store is closed. Volumes and segments that cannot be reattached
+    /// stay absent, with the reason, and cause no error.
     pub(crate) fn reattach_absent(&self) -> Result<()> {
         self.reattach(false)
     }
@@ -273,7 +273,8 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned. `Retry` if another change or the sync has
-    /// not ended by `deadline`; the next owner then drops the remaining runs.
+    /// not ended by `deadline`; the next owner then drops the remaining runs. `Closed` if the store
+    /// is closed.
     pub(crate) fn retire_absent_volume(&self, number: u8, deadline: Instant) -> Result<()> {
         // Exclude `reattach_absent`, because both functions replace the hidden runs.
         let change = self.shape.change_by(deadline);

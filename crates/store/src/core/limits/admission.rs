@@ -46,7 +46,7 @@ impl PutAdmission {
 
 /// The part of a put that the scope's quota and admission allow.
 pub(crate) struct Admitted {
-    /// Position after the last key for whose page space may be allocated.
+    /// Position of the first missing page that gets no space; the number of keys if there is none.
     pub(crate) end: usize,
     /// Why the missing pages at `end` and after it get no space; `None` if there are no such pages.
     pub(crate) refused: Option<Refusal>,
@@ -102,9 +102,9 @@ impl StoreCore {
         }
     }
 
-    /// Counts refused pages by reason, remembers the reason of each, and refunds the charge for pages
-    /// that will not be written. `last` is the reason of the admitted pages that no run of `runs`
-    /// has.
+    /// Counts refused pages by reason, remembers the reason of each, and refunds the part of the
+    /// charge that exceeds the space of `runs`. `last` is the reason why no run of `runs` has the
+    /// remaining admitted pages.
     pub(crate) fn count_refused(
         &self,
         hashes: &[PageHash],

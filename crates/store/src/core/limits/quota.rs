@@ -35,7 +35,8 @@ impl State {
 }
 
 impl StoreCore {
-    /// Maximum pages of a put that the scope's quota can hold.
+    /// Maximum pages of a put, each of `page_units` units, that the scope's quota can hold;
+    /// `usize::MAX` without a quota.
     pub(crate) fn pages_within_quota(&self, scope: ScopeRef, page_units: u32) -> usize {
         let Some(quota) = self.scopes.settings(scope.slot).quota_bytes else { return usize::MAX };
         let units = (quota / UNIT).saturating_sub(u64::from(RUN_HEADER_UNITS_MAX));

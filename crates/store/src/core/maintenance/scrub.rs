@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 /// Factor by which scrubbing slows down while the store is in use.
 const IN_USE_FACTOR: u32 = 8;
-/// Number of bytes as which a shorter page counts towards the rate. Verification takes about 2 µs of
-/// CPU time for a page and further time for its bytes: 256 pages a second take 0.05 % of a core.
+/// Minimum bytes per page that a run counts towards the rate. Verification takes about 2 µs of CPU
+/// time per page besides the time for its bytes. At the default rate of 8 MiB per second this
+/// minimum permits 256 pages per second, and thus 0.05 % of a core.
 const PAGE_BYTES_MIN: u64 = 32 << 10;
 /// Result of [`StoreCore::scrub_next`] when no run can be scrubbed, scrubbing is off, or the store
 /// is poisoned.
@@ -74,7 +75,7 @@ impl StoreCore {
     /// Verifies, in the order of their puts, all runs that are stored when the call begins and are
     /// not in absent space, at the speed of the disks. Removes damaged pages, and keeps pages that
     /// the disk cannot read. After each run `progress` gets the result so far and the number of
-    /// runs that the call is to verify; if it returns false, the call ends early.
+    /// runs that were stored when the call began; if it returns false, the call ends early.
     ///
     /// # Errors
     /// `Closed` if the store is closed, and `Retry` if it is poisoned, also during the call.

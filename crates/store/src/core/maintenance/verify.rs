@@ -183,8 +183,9 @@ impl StoreCore {
     }
 
     /// Returns the pages of a run that fail verification, with the reason; all pages if the run's
-    /// header cannot be used. With [`Unreadable::Drop`] these include pages that the disk fails to
-    /// read, but not pages that were not read for lack of memory, file descriptors or time.
+    /// header is damaged or names another scope or page length. With [`Unreadable::Drop`] these
+    /// include pages that the disk fails to read, but not pages that were not read for lack of
+    /// memory, file descriptors or time.
     fn bad_pages(
         &self,
         scope: ScopeRef,
@@ -230,8 +231,9 @@ impl StoreCore {
             .collect()
     }
 
-    /// Whether page `page` of the run in `place` is damaged on disk, or missing from the run. A
-    /// page that cannot be read does not count as damaged: the disk may recover.
+    /// Whether page `page` of the run in `place`, or the run's header, is damaged on disk, or the
+    /// page is missing from the run. A page that cannot be read does not count as damaged: the disk
+    /// may recover.
     pub(crate) fn is_damaged(&self, place: &Place, page: u32) -> bool {
         match self.segments.verify_run(place, &Control::default()) {
             Ok(run) => match run.pages.get(page as usize) {

@@ -138,8 +138,11 @@ impl Scopes {
         self.bytes_max.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the reference of `scope`; `None` if it is not registered. Checks that the registered
-    /// scope with this digest has the same description.
+    /// Returns the reference of `scope`; `None` if it is not registered. Counts as a use of the
+    /// scope.
+    ///
+    /// # Errors
+    /// `Fatal` if the registered scope with this digest has another description.
     pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeRef>> {
         let live = self.live.read();
         let Some((reference, stored)) = live.by_id.get(&scope.id()) else { return Ok(None) };

@@ -213,14 +213,15 @@ impl StoreCore {
         }
     }
 
-    /// Waits until no space is withheld or the running drain ends, at most until `until`.
+    /// Starts a drain, and waits until no space is withheld or no drain runs, at most until
+    /// `until`.
     pub(crate) fn finish_drain(self: &Arc<Self>, until: Instant) {
         self.start_drain();
         while self.await_drain(until) {}
     }
 
-    /// Blocks until withheld space is freed or the drain ends. Returns `false` on timeout, or if no
-    /// drain runs.
+    /// Blocks until withheld space is freed or a drain ends. Returns `false` on timeout, or at once
+    /// if no space is withheld or no drain runs.
     pub(crate) fn await_drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         let drains =

@@ -55,8 +55,8 @@ impl StoreCore {
     /// volumes that have stalled, and removes pages that fail verification.
     ///
     /// # Errors
-    /// `Retry` if `control` stopped the work or the file system failed: runs not moved keep their
-    /// place. `Fatal` if a sync failed: the store is poisoned.
+    /// `Retry` if `control` stopped the work, a copy failed, or a sync has not ended in time: runs
+    /// not moved keep their place. `Fatal` if a sync failed: the store is poisoned.
     pub(crate) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
         let mut moving = Moving::default();
         let mut batch: Vec<Copied> = Vec::new();

@@ -32,10 +32,10 @@ impl StoreSpace {
 
 impl StoreCore {
     /// Empties and removes sealed segments, evicts until the index's files fit their share of the
-    /// capacity, and retires drained volumes. Returns true if the work was stopped or a sealed
-    /// segment was left. A segment is left, for example, because a run in it is protected or is the
-    /// prefix of another run, or because a put writes to the segment. Segments with withheld space
-    /// are skipped and do not count as left.
+    /// capacity, and retires drained volumes. Returns true if the work was stopped, the store is
+    /// poisoned, or a sealed segment was left. A segment is left, for example, because a run in it
+    /// is protected or is the prefix of another run, or because a put writes to the segment.
+    /// Segments with withheld space are skipped and do not count as left.
     ///
     /// # Errors
     /// The first error of a volume, after the segments of the other volumes were emptied; the caller

@@ -83,7 +83,7 @@ impl EvictionContext for ProtectedBefore {
 }
 
 #[test]
-fn protected_pieces_are_skipped_once() {
+fn later_calls_examine_few_protected_pieces() {
     const PROTECTED: u64 = 10_000;
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
     for run in 0..PROTECTED + 20 {
