@@ -1,9 +1,9 @@
 //! Admission: decides which pages are worth the wear of a write.
 //!
-//! [`Admission`] is a state machine without I/O, locks or a clock. Each reservation calls
-//! [`Admission::decide`] once, with the missing pages that its scope's quota allows, in sequence
-//! order. The result is the number of *leading* pages that may be written: in a chained scope a
-//! page after a refused page could never be hit.
+//! [`Admission`] is a state machine without I/O, locks or a clock. Each put with missing pages
+//! calls [`Admission::decide`] once per reservation, with the missing pages that its scope's quota
+//! allows, in sequence order. The result is the number of *leading* pages that may be written: in a
+//! chained scope a page after a refused page could never be hit.
 //!
 //! * **Write-through** admits every page.
 //! * **Second sight** admits a page if the page's hash is in a *ghost list*: the hashes of recently
@@ -194,8 +194,8 @@ impl Ghost {
 }
 
 impl Admission {
-    /// Creates a state machine. Its ghost list holds at most `ghost_pages` pages, which is raised to
-    /// two or lowered to [`GHOST_PAGES_MAX`] if need be.
+    /// Creates a state machine. Its ghost list holds at most `ghost_pages` pages, raised to two or
+    /// lowered to [`GHOST_PAGES_MAX`] if need be.
     #[must_use]
     pub fn new(mode: AdmissionMode, budget: Option<WriteBudget>, ghost_pages: usize) -> Self {
         let bucket = budget.map(|budget| {

@@ -3,12 +3,12 @@
 //! ```text
 //! MANIFEST        the store's description     replaced as a whole, for example at open
 //! MANIFEST.copy   a copy of MANIFEST          replaced before MANIFEST
-//! SCOPES          the scope registry          appended or replaced, see `registry_file`
-//! RESERVATIONS    space clients write to      appended or replaced, see `core::reservations`
-//! policy.toml     permissions                 written by operators only, see `permissions`
+//! SCOPES          the scope registry          appended or replaced, see `registry_file.rs`
+//! RESERVATIONS    space clients write to      appended or replaced, see `core/reservations.rs`
+//! policy.toml     permissions                 written by operators only, see `permissions.rs`
 //! index/          files of the index backend
-//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`;
-//!                                             there with copies, see `volume_copies`
+//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes.rs`;
+//!                                             there with copies, see `volume_copies.rs`
 //! ```
 
 use crate::budget::Budget;
@@ -186,7 +186,8 @@ impl Directory {
     /// # Errors
     /// Errors of [`Self::manifest`]; `Invalid` if a restore of the store was interrupted, if the
     /// stored index is unknown, if a directory that `options` list cannot be used, or if `options`
-    /// do not suffice to create a store; file-system errors.
+    /// do not suffice to create a store; `Retry` if the store does not exist, and the disk of a
+    /// listed directory seems not to be mounted; file-system errors.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
         self.manifest_as(options, Self::differences)
     }

@@ -50,7 +50,7 @@ pub enum Answer {
     NotYetVisible,
     /// Stored in a volume or segment that cannot be used now. The detail says where and why.
     AbsentVolume,
-    /// Evicted. The detail is the cause, as in the metric `evicted_pages`.
+    /// Evicted. The detail is the label `cause` of the metric `ritornello_evicted_pages_total`.
     Evicted,
     /// Removed by a caller. The detail is `deleted` (the page, or in a chained scope a page before
     /// it), `scope_dropped` (the scope with all its pages) or `directory_forgotten`.

@@ -54,7 +54,7 @@ impl Store {
         }
         let started = Instant::now();
         let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
-            // The registry is full, so pages of a new scope cannot be put.
+            // The registry has no room or no number for a new scope, so its pages cannot be put.
             Err(error) if error.kind() == ErrorKind::Miss => {
                 tracing::debug!(%error, "a put of a new scope was refused");
                 Ok(Outcome::none(keys.len(), "scopes"))

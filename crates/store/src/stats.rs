@@ -1,4 +1,4 @@
-//! Statistics of a store, as `stat` and the metrics show them.
+//! Statistics of a store, as `ritornello stat` and the metrics show them.
 
 use crate::eviction::EvictionStats;
 use ritornello_index::Tuning;
@@ -32,8 +32,8 @@ pub struct CatalogStats {
     /// Segment files that the budget allows.
     pub segments_max: u64,
     /// Number of the store's files: of segments and index, one marker for each volume in the
-    /// manifest, and 5 files in the store's directory. Does not count copies, the policy file, and
-    /// lock files of clients.
+    /// manifest, also for each retired volume, and 5 files in the store's directory. Does not count
+    /// copies, the policy file, and lock files of clients.
     pub files: u64,
     /// Bytes held by runs, and by removed runs until their leases end, including headers and
     /// padding.
@@ -323,7 +323,8 @@ pub struct AdmissionStats {
 /// How the owner's process reads and writes segments, with warnings for the user.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IoStats {
-    /// `uring`, `pool`, `buffered` or `mapped`; `simulated` in tests.
+    /// `uring`: io_uring; `pool`: threads, without the page cache if `direct` is set; `buffered`:
+    /// threads, through the page cache; `mapped`: memory maps; `simulated`: in tests.
     pub mode: String,
     /// Whether I/O bypasses the page cache.
     pub direct: bool,
@@ -418,9 +419,9 @@ counters! {
     /// Reserved runs, and copies of runs being moved, that were not written because the file system
     /// failed a write.
     runs_failed,
-    /// Sync rounds of data and index.
+    /// Sync rounds of data and index that succeeded.
     syncs,
-    /// Microseconds spent in sync rounds.
+    /// Microseconds spent in sync rounds that succeeded.
     sync_micros,
     /// Bytes of committed pages, before encoding.
     bytes_admitted,
@@ -433,11 +434,11 @@ counters! {
     bytes_moved,
     /// Segment files removed.
     segments_removed,
-    /// Runs read by the scrubber.
+    /// Runs that scrubbing read.
     scrubbed_runs,
-    /// Bytes read by the scrubber.
+    /// Bytes of the runs that scrubbing read.
     scrubbed_bytes,
-    /// Damaged pages found by the scrubber.
+    /// Damaged pages that scrubbing found and removed.
     scrub_damaged_pages,
     /// Sync rounds for which a put, or the move of a run, waited to get space.
     reclaim_waits,

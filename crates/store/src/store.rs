@@ -132,8 +132,8 @@ impl Store {
     ///
     /// # Errors
     /// `Retry` if the change takes longer than four minutes: it then continues in the background.
-    /// `Retry` while the store is poisoned; `Invalid` if the change is impossible, or the policy
-    /// denies it to clients; `Closed`; connection errors.
+    /// `Retry` while the store is poisoned or reopened, or its owner is silent; `Invalid` if the
+    /// change is impossible, or the policy denies it to clients; `Closed`; connection errors.
     pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
         self.catalog.change_capacity(change)
@@ -155,7 +155,7 @@ impl Store {
     /// `Invalid` if the codec cannot encode the scope's dtype or layout, if `retained_bytes`
     /// exceeds `quota_bytes`, or if the policy denies the call to clients; `Miss` if the registry
     /// has no room for a new scope, also after empty scopes are dropped; `Retry` while the store is
-    /// poisoned; `Closed`; connection errors.
+    /// poisoned or reopened, or its owner is silent; `Closed`; connection errors.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
         self.resolved.invalidate(&[scope]);
@@ -240,7 +240,7 @@ impl Store {
     /// present.
     ///
     /// # Errors
-    /// Like `probe`; `Retry` while the store is poisoned.
+    /// Like `probe`; `Retry` while the store is poisoned or reopened, or its owner is silent.
     pub fn delete(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
         self.with_scope(scope, 0, |scope| self.catalog.delete(scope, keys))
@@ -250,8 +250,8 @@ impl Store {
     /// disk until overwritten.
     ///
     /// # Errors
-    /// Like `probe`; `Retry` while the store is poisoned; `Invalid` if the policy denies the call
-    /// to clients.
+    /// Like `probe`; `Retry` while the store is poisoned or reopened, or its owner is silent;
+    /// `Invalid` if the policy denies the call to clients.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.with_scope(scope, (), |scope| self.catalog.drop_scope(scope))?;
         self.resolved.invalidate(&[scope]);
@@ -261,8 +261,8 @@ impl Store {
     /// Drops all scopes.
     ///
     /// # Errors
-    /// `Retry` while the store is poisoned or reopened; `Invalid` if the policy denies the call to
-    /// clients; `Closed`; connection errors.
+    /// `Retry` while the store is poisoned or reopened, or its owner is silent; `Invalid` if the
+    /// policy denies the call to clients; `Closed`; connection errors.
     pub fn clear(&self) -> Result<()> {
         self.check_process()?;
         self.resolved.clear();
@@ -272,8 +272,8 @@ impl Store {
     /// Makes all puts and deletes that ended before the call durable.
     ///
     /// # Errors
-    /// `Retry` while the store is poisoned or reopened; `Miss` if puts since the last flush may be
-    /// lost, which is reported once; `Closed`; connection errors.
+    /// `Retry` while the store is poisoned or reopened, or its owner is silent; `Miss` if puts
+    /// since the last flush may be lost, which is reported once; `Closed`; connection errors.
     pub fn flush(&self) -> Result<()> {
         self.check_process()?;
         self.catalog.flush()

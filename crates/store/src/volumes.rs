@@ -234,7 +234,8 @@ impl Directory {
     /// manifest afterwards.
     ///
     /// # Errors
-    /// `Invalid` if a directory holds a different volume; file-system errors.
+    /// `Invalid` if a directory holds a different volume, or belongs to another user; file-system
+    /// errors.
     pub(crate) fn mark_volumes(&self, manifest: &mut Manifest) -> Result<()> {
         let store = manifest.uuid;
         let being_made = manifest.owner_epoch == 0 && !manifest.is_being_restored();

@@ -60,8 +60,9 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new, and the
-    /// registry is full of scopes with pages, settings or puts in progress, or all scope numbers are
-    /// used up; `Invalid` if a page of a new scope is too large for the store; file-system errors.
+    /// registry has no room for it, also after empty scopes are dropped, or all scope numbers are
+    /// used up; `Invalid` if the length of a new scope's pages is unknown, or too large for the
+    /// store; file-system errors.
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         let request = Request::Resolve { scope: Cow::Borrowed(scope), create };
         expect!(self.call(&request), Response::Scope(scope) => scope)

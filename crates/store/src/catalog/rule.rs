@@ -106,10 +106,10 @@ impl LaterCall {
 impl CallRule {
     /// The rule of a request that is sent again to the next owner if the owner is lost during the
     /// call, and whose response acknowledges nothing that a flush must make durable. The owner
-    /// answers most such requests from memory, or from the files of the index `lsm`. Four requests
+    /// answers most such requests from memory, or from the files of the index `lsm`. Six requests
     /// may wait for a disk with any index, within the time limit of requests that wait for nothing:
     /// `Keys` reads run headers, `ReportDamage` reads the page, `Resolve` with `create` syncs the
-    /// scope registry, and `Explain` may wait for such a sync.
+    /// scope registry, and `Scopes`, `Explain` and `ExplainRequest` may wait for such a sync.
     const QUESTION: Self = Self {
         wait: CallWait::Nothing,
         reservation: Reservation::Unrelated,
@@ -119,8 +119,8 @@ impl CallRule {
         permission: None,
     };
 
-    /// Whether the failover keeps no record of the request, because the request concerns no
-    /// reservation and acknowledges nothing.
+    /// Whether the failover to another owner (`node/src/failover_catalog.rs`) keeps no record of
+    /// the request, because the request concerns no reservation and acknowledges nothing.
     #[must_use]
     pub fn is_question(&self) -> bool {
         self.reservation == Reservation::Unrelated && self.effect == Effect::Nothing

@@ -82,14 +82,15 @@ pub struct ScopeListing {
 pub struct KeyListing {
     /// The keys, run by run, oldest run first.
     pub keys: Vec<Vec<u8>>,
-    /// Generation of the last run examined, for `after` of the next call; zero if no run follows.
+    /// Generation of the last run examined: the parameter `after` of the next call of
+    /// [`Catalog::keys`](super::Catalog::keys). Zero if no run follows.
     pub last: u64,
 }
 
 /// One run of a reservation: the caller writes it, header and pages, and commits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservedRun {
-    /// Place to write to; the caller computes `header_checksum`.
+    /// Place to write to. Its `header_checksum` is zero, and the caller computes it.
     pub place: Place,
     /// Position of the run's first page in the given keys.
     pub at: u32,

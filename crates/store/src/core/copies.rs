@@ -1,8 +1,9 @@
 //! Keeps copies of the manifest and the scope registry in the volumes outside the store's
 //! directory, in the background.
 //!
-//! Each copy is written by a separate thread, so a volume that stalls delays no copy but its own. A
-//! copy that failed, or is out of date, matters only if the store's directory is lost.
+//! In a store with background threads each copy is written by a separate thread, so a volume that
+//! stalls delays no copy but its own. A copy that failed, or is out of date, matters only if the
+//! store's directory is lost.
 
 use super::StoreCore;
 use parking_lot::{Condvar, Mutex};

@@ -120,7 +120,8 @@ impl StoreCore {
         self.counters.evicted_pages.add(pages);
     }
 
-    /// Wakes the periodic thread if the limbo is large: a sync makes the limbo reusable.
+    /// Wakes the periodic thread (`maintenance/periodic.rs`) if the limbo is large: the thread then
+    /// syncs, which makes the limbo reusable.
     pub(super) fn wake_if_limbo_is_large(&self, state: &State) {
         if state.space.is_limbo_large() {
             self.maintenance.wake_periodic();

@@ -45,8 +45,9 @@ impl StoreCore {
         Ok(present)
     }
 
-    /// Leases the leading pages present in all of `scopes`, as far as they fit the client's share
-    /// of the space that leases may keep from eviction.
+    /// Leases the leading pages present in all of `scopes` (in a single unchained scope, all pages
+    /// present), as far as they fit the client's share of the space that leases may keep from
+    /// eviction.
     pub(super) fn lease(
         &self,
         client: ClientId,

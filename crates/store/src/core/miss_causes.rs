@@ -159,7 +159,7 @@ impl MissCauses {
         let value = time << NUMBER_BITS | cause.number();
         for page in pages.into_iter().filter(|page| *page != PageHash::NONE) {
             // Locked for each page: a lock that no thread waits for costs less than the memory
-            // access, and `explain` holds up no eviction for longer than one bucket.
+            // access, and an explanation of misses holds up no eviction for longer than one bucket.
             let mut table = self.table.lock();
             let at = bucket_of(page, table.len());
             let bucket = &mut table[at];

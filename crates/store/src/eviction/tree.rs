@@ -18,7 +18,7 @@ mod victims;
 /// chunks is rounded up to whole pages. Smaller chunks fragment the free space, larger chunks evict
 /// more than needed. In a space that is 95 % full, the mean number of extents of runs with
 /// different page lengths is 1.3 to 1.8 with this length, 1.5 to 1.9 with a quarter of it
-/// (`ritornello_volume::space`, test `runs_have_few_extents_in_steady_state`).
+/// (`crates/volume/src/space/steady.rs`, test `runs_have_few_extents_in_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
 /// one, and the space of a short piece holds no complete run. If uses end at arbitrary pages, runs

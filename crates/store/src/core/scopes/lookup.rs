@@ -1,4 +1,4 @@
-//! Lookups of scopes for `explain`, which count as no use of the scopes.
+//! Lookups of scopes for explanations of misses (`core/explain.rs`), which count as no use.
 
 use super::Scopes;
 use crate::catalog::ScopeRef;

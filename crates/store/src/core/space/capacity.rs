@@ -2,8 +2,8 @@
 //!
 //! The manifest records the target durably before any action. A larger capacity is available
 //! immediately. If the capacity shrinks or a directory is drained, the segments beyond each
-//! directory's share are sealed, and the maintenance thread empties and removes them. If the owner
-//! ends half-way, the next owner continues from the manifest.
+//! directory's share are sealed, and the maintenance thread (`maintenance/space_thread.rs`) empties
+//! and removes them. If the owner ends half-way, the next owner continues from the manifest.
 
 use super::StoreSpace;
 use crate::budget::Budget;
