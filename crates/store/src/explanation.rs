@@ -13,9 +13,9 @@ pub struct Explanation {
     pub spans: Vec<KeySpan>,
     /// The scopes that answers of [`Answer::OtherScope`] name.
     pub other_scopes: Vec<OtherScope>,
-    /// Whether the scope is registered. A scope is registered from its first put or settings until
-    /// it is dropped. Of scopes without pages and settings, a full registry drops some, and an
-    /// opening of a store with more than 1,024 scopes drops all.
+    /// Whether the scope is registered: from its first put or settings until it is dropped. Scopes
+    /// without pages and settings are also dropped by a full registry, and by an opening of a store
+    /// with more than 1,024 scopes.
     pub is_registered: bool,
     /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage,
     /// refusal or abandoned put of an earlier time.
@@ -67,7 +67,7 @@ pub enum Answer {
     /// scope: [`Explanation::other_scopes`] describes it.
     OtherScope,
     /// The owner remembers no cause: since it opened the store it saw no put, eviction or removal
-    /// of the page, or newer causes displaced that of the page.
+    /// of the page, or newer causes displaced its cause.
     Unknown,
 }
 

@@ -13,14 +13,15 @@
 //! dynamic threshold of Choudhury and Hahne, 1998). A single client thus has at most half of them,
 //! and a later client still gets some.
 //!
-//! The same threshold bounds the space that a client's *counted* leases, which are all but those of
-//! reads and of puts in progress, keep from eviction: after a grant that adds to the client's
-//! units, these are at most the units of the store on which no client has a counted lease. A run
-//! counts once for each client that leases it, however many leases the client has on it, and once
-//! in the store's total, however many clients lease it. Requests that share a prefix therefore
-//! share its units, and a lease on runs that another client has leased does not reduce the shares
-//! of other clients. Leases of reads and of puts in progress are not counted, because they end with
-//! the call, or after 2 minutes (a read) or 10 minutes (a put), and the I/O in flight is bounded.
+//! The same threshold bounds the space that a client's *counted* leases keep from eviction. All
+//! leases are counted, except leases of reads and of puts in progress. After a grant that adds to
+//! the client's units, these are at most the units of the store on which no client has a counted
+//! lease. A run counts once for each client that leases it, however many leases the client has on
+//! it, and once in the store's total, however many clients lease it. Requests that share a prefix
+//! therefore share its units, and a lease on runs that another client has leased does not reduce
+//! the shares of other clients. Leases of reads and of puts in progress are not counted, because
+//! they end with the call, or after 2 minutes (a read) or 10 minutes (a put), and the I/O in flight
+//! is bounded.
 
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};
@@ -164,7 +165,7 @@ impl LeaseTable {
     /// lease's number and the number of leased runs.
     ///
     /// # Errors
-    /// The errors of [`grant`](Self::grant); `Retry` if the first run does not fit the rest of the
+    /// `Retry` as in [`grant`](Self::grant), or if the first run does not fit the rest of the
     /// client's share; nothing is changed.
     pub fn grant_leading(
         &mut self,
@@ -222,7 +223,7 @@ impl LeaseTable {
     /// Checks that the client may hold another lease, on `runs` runs.
     ///
     /// # Errors
-    /// The errors of [`grant`](Self::grant).
+    /// `Retry` as in [`grant`](Self::grant).
     fn check_numbers(&self, runs: usize, client: ClientId) -> Result<()> {
         let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
         let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);

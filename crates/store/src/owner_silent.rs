@@ -34,8 +34,8 @@ impl fmt::Display for OwnerSilent {
 impl StdError for OwnerSilent {}
 
 impl OwnerSilent {
-    /// The error of a call to a silent owner. `pid` is the owner's process id, or zero if the owner
-    /// is in another PID namespace.
+    /// Returns the error for a call to a silent owner. `pid` is the owner's process id, or zero if
+    /// the owner is in another PID namespace.
     #[must_use]
     pub fn error(pid: i32) -> Error {
         Error::retry(
@@ -66,8 +66,8 @@ impl fmt::Display for StoreReopening {
 impl StdError for StoreReopening {}
 
 impl StoreReopening {
-    /// The error of a call while the owner reopens the store; `why` describes the failed write or
-    /// sync.
+    /// Returns the error for a call while the owner reopens the store; `why` describes the failed
+    /// write or sync.
     #[must_use]
     pub fn error(why: &str) -> Error {
         Error::retry(

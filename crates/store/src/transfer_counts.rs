@@ -10,7 +10,7 @@ pub const DURATION_BOUNDS: [u64; 11] =
     [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
 
 /// A message has the counts in this order, which is part of the protocol: additions come last. The
-/// buckets of puts, those of gets, and [`MissReason::ALL`] follow.
+/// buckets of puts, the buckets of gets, and [`MissReason::ALL`] follow.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",

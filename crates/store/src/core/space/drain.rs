@@ -220,8 +220,8 @@ impl StoreCore {
         while self.await_drain(until) {}
     }
 
-    /// Blocks until withheld space is freed or a drain ends. Returns `false` on timeout, or at once
-    /// if no space is withheld or no drain runs.
+    /// Blocks until withheld space is freed or a drain ends. Returns `false` on timeout, or
+    /// immediately if no space is withheld or no drain runs.
     pub(crate) fn await_drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         let drains =
