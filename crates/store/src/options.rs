@@ -184,9 +184,9 @@ pub struct Options {
     /// The codec of scopes without a codec setting. A lossy codec applies to scopes whose dtype and
     /// layout it supports; pages of other scopes are stored unencoded.
     pub codec: Codec,
-    /// Maximum number of bytes per second that scrubbing reads while the store is idle, where a
-    /// shorter page counts as 32 KiB. While the store is in use, scrubbing reads at an eighth of
-    /// this rate. Zero for no scrubbing.
+    /// Maximum number of bytes per second that scrubbing reads while the store is idle, where a run
+    /// counts as at least 32 KiB per page. While the store is in use, scrubbing reads at an eighth
+    /// of this rate. Zero for no scrubbing.
     pub scrub_rate: u64,
     /// Which pages are admitted.
     pub admission: AdmissionMode,

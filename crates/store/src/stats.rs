@@ -380,7 +380,8 @@ counters! {
     refused_write_budget,
     /// Pages refused because the index has reached its memory ceiling.
     refused_index_memory,
-    /// Pages refused because they are stored in absent space.
+    /// Pages refused because they, or pages before them in the put, are stored in absent space or,
+    /// in a chained scope, follow pages in absent space.
     refused_absent_space,
     /// New scopes refused because the registry has no room for them, also after empty scopes are
     /// dropped, or because all scope numbers are used up.
@@ -401,8 +402,8 @@ counters! {
     evicted_space,
     /// Pages evicted because of their scope's quota.
     evicted_quota,
-    /// Pages evicted because the index was at its memory ceiling, or its files at their share of
-    /// the capacity.
+    /// Pages evicted because the index was at its memory ceiling or its maximum number of runs, or
+    /// its files at their share of the capacity.
     evicted_index,
     /// Pages evicted because their segment was to be removed, by a smaller capacity or a drain of
     /// its directory, and their run could not be moved.

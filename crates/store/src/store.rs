@@ -48,6 +48,10 @@ impl PutOptions {
 }
 
 /// A store as callers see it, the same for the owner and its clients.
+///
+/// *Connection errors* of the methods include the errors of an owner that is silent or reopens the
+/// store ([`OwnerSilent`](crate::OwnerSilent), [`StoreReopening`](crate::StoreReopening)), unless
+/// the method counts its pages as misses then.
 pub struct Store {
     pub(crate) catalog: Arc<dyn Catalog>,
     pub(crate) segments: Arc<Segments>,

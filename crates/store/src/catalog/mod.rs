@@ -148,8 +148,8 @@ pub trait Catalog: Send + Sync {
     /// its header checksum, or `None` if it could not be written.
     ///
     /// # Errors
-    /// `Retry` if the reservation is unknown; `Invalid` if it is another client's; file-system
-    /// errors.
+    /// `Retry` if the owner does not know the reservation; `Invalid` if it is another client's, or
+    /// this process has committed or aborted it already; file-system errors.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         let request = Request::Commit { reservation, written: Cow::Borrowed(written) };
         expect!(self.call(&request), Response::Committed(committed) => committed)

@@ -148,14 +148,17 @@ pub struct Committed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
     /// The store cannot grow, and eviction cannot free enough, because runs are protected or being
-    /// written; or the put exceeds the client's share of the space.
+    /// written, or because the sync that makes freed space reusable failed; or the put exceeds the
+    /// client's share of the space.
     NoSpace,
     /// The deadline passed while the put waited for space.
     Deadline,
     /// The index cannot take a run now: its files have reached their share of the capacity, too
-    /// many of its records are unsynced, or it holds as many runs as it can.
+    /// many of its records are unsynced, it holds as many runs as it can, or, at the commit, it has
+    /// reached its memory ceiling.
     Metadata,
-    /// The scope's quota is used up by pages that may not be evicted.
+    /// The put is longer than the scope's quota, or the quota is used up by pages that may not be
+    /// evicted.
     Quota,
     /// Admission requires a second put soon after a refusal, and this page, or an earlier page of
     /// the put, was not refused recently.
@@ -164,7 +167,8 @@ pub enum Refusal {
     WriteBudget,
     /// The index has reached its memory ceiling.
     IndexMemory,
-    /// The pages are stored in an absent volume or segment.
+    /// The first refused page is stored in an absent volume or segment, or follows such a page in a
+    /// chained scope.
     Absent,
 }
 

@@ -11,8 +11,8 @@ use std::time::Instant;
 const BYTES_MAX: usize = 8 << 20;
 
 /// The newest decisions since the store was opened, at most [`BYTES_MAX`] bytes. A thread that
-/// holds the lock of `ring` takes no other lock, and only adds, compares, copies or removes
-/// pointers to decisions.
+/// holds the lock of `ring` takes no other lock, and only adds, copies or removes pointers to
+/// decisions, or compares their ids.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Decisions {
     pub(in crate::core) counts: DecisionCounts,

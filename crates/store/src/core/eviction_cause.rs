@@ -7,7 +7,8 @@ pub(in crate::core) enum EvictionCause {
     Space,
     /// The scope of the pages would exceed its quota.
     Quota,
-    /// The index is at its memory ceiling, or its files at their share of the capacity.
+    /// The index is at its memory ceiling or its maximum number of runs, or its files are at their
+    /// share of the capacity.
     Index,
     /// The segment is to be removed, by a smaller capacity or a drain of its directory, and its
     /// run cannot be moved.

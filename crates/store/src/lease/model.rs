@@ -58,7 +58,7 @@ fn last_lease_frees_deferred_extents() {
 }
 
 #[test]
-fn run_named_twice_is_pinned_twice() {
+fn release_unpins_a_run_named_twice() {
     let (mut table, _) = table();
     let lease = table.grant(&[RunId(1), RunId(1)], SECOND, ME).unwrap();
     table.defer(RunId(1), vec![extent(0)]);
