@@ -50,8 +50,8 @@ impl PutOptions {
 /// A store as callers see it, the same for the owner and its clients.
 ///
 /// *Connection errors* of the methods include the errors of an owner that is silent or reopens the
-/// store ([`OwnerSilent`](crate::OwnerSilent), [`StoreReopening`](crate::StoreReopening)), unless
-/// the method counts its pages as misses then.
+/// store ([`OwnerSilent`](crate::OwnerSilent), [`StoreReopening`](crate::StoreReopening)). `probe`,
+/// `exists`, `touch`, leases, gets and puts report misses instead of these errors.
 pub struct Store {
     pub(crate) catalog: Arc<dyn Catalog>,
     pub(crate) segments: Arc<Segments>,

@@ -108,10 +108,11 @@ pub trait Catalog: Send + Sync {
     }
 
     /// Returns the places of the leading pages (in an unchained scope, of all pages present), under
-    /// a lease of at most 2 minutes that does not count towards the client's share.
+    /// a lease of at most 2 minutes that does not count towards the client's share of the space that
+    /// leases may keep from eviction.
     ///
     /// # Errors
-    /// `Retry` if there are too many leases.
+    /// `Retry` if the client has too many leases or leased runs.
     fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let request = Request::BeginRead { scope, keys: Keys::Listed(keys) };
         expect!(self.call(&request), Response::Located(located) => located)
@@ -202,6 +203,9 @@ pub trait Catalog: Send + Sync {
 
     /// Records a use of the leading pages (in an unchained scope, of all pages present). Returns
     /// the number of leading pages.
+    ///
+    /// # Errors
+    /// `Retry` if the client has too many leases or leased runs.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         let request = Request::Touch { scope, keys: Keys::Listed(keys) };
         expect!(self.call(&request), Response::Count(pages) => pages)
@@ -216,6 +220,9 @@ pub trait Catalog: Send + Sync {
 
     /// Drops a scope and its pages; the drop is durable when the call returns. The bytes stay on
     /// disk until overwritten.
+    ///
+    /// # Errors
+    /// File-system errors of the scope registry.
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
         expect!(self.call(&Request::DropScope { scope }), Response::Done => ())
     }
@@ -281,12 +288,19 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Drops all scopes.
+    /// Drops all scopes and their pages, durably.
+    ///
+    /// # Errors
+    /// File-system errors of the scope registry; `Retry` if the sync failed or could not begin.
     fn clear(&self) -> Result<()> {
         expect!(self.call(&Request::Clear), Response::Done => ())
     }
 
-    /// Makes all earlier commits durable.
+    /// Makes all earlier commits and deletions durable.
+    ///
+    /// # Errors
+    /// `Retry` if the sync failed or could not begin; `Miss` if changes that an earlier owner
+    /// acknowledged to this process may be lost.
     fn flush(&self) -> Result<()> {
         expect!(self.call(&Request::Flush), Response::Done => ())
     }

@@ -66,11 +66,11 @@ impl StoreCore {
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, cannot be
     /// written, or is on a full disk, or the file system may not keep one owner's writes in order;
-    /// `Fatal` if both copies of the manifest are damaged; `Retry` if another file-system operation
-    /// fails, a background thread cannot be started, or adding a listed directory poisoned the
-    /// store. Other damage is not an error: runs that fail validation are dropped and counted.
-    /// Absent volumes and segments are not an error either: their pages are misses until they
-    /// return.
+    /// `Fatal` if both copies of the manifest are damaged, or if a change of the store's files
+    /// failed half-way; `Retry` if another file-system operation fails, a background thread cannot
+    /// be started, or adding a listed directory poisoned the store. Other damage is not an error:
+    /// runs that fail validation are dropped and counted. Absent volumes and segments are not an
+    /// error either: their pages are misses until they return.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: &Options,
