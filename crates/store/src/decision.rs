@@ -131,7 +131,7 @@ pub struct DecisionListing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionMemory {
     /// Seconds since the owner opened the store, or since it received the newest decision that it
-    /// has forgotten. It knows all later decisions that it received.
+    /// has forgotten. The owner remembers all decisions that it received later.
     pub remembered_seconds: u64,
     /// Decisions that the owner has forgotten because its memory for decisions is limited.
     pub forgotten: u64,

@@ -106,8 +106,8 @@ struct Pin {
     /// Units that each holder is charged for the run: the run's units when its first holder leased
     /// it. Zero without holders.
     units: u64,
-    /// Extents that the index has removed from the run. They are freed when the last lease on the
-    /// run ends.
+    /// Extents that the index has removed from the run, and that are freed when the last lease on
+    /// the run ends.
     deferred: Vec<Extent>,
 }
 

@@ -43,7 +43,7 @@ pub struct Restored {
     pub verification: Verification,
     /// Number of scopes in the restored store's registry.
     pub scopes: u64,
-    /// Directories of the store that the restore did not use. They are absent.
+    /// Absent directories of the store, which the restore did not use.
     pub absent: Vec<String>,
 }
 
@@ -250,8 +250,8 @@ fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manife
 }
 
 impl Directory {
-    /// Refuses the former directory of a store that was restored in another directory, which uses
-    /// its `volumes` now. Two owners would overwrite each other's pages.
+    /// Refuses the former directory of a store that was restored in another directory: the restored
+    /// store uses the `volumes` now. Two owners would overwrite each other's pages.
     ///
     /// # Errors
     /// `Invalid` if a volume has a copy of a manifest of the restored store.
@@ -279,8 +279,8 @@ impl Directory {
     }
 
     /// Replaces the copies in the volumes outside a restored store, so that a further restore, and
-    /// the former directory, find its owner epoch there. Copies that cannot be written now are
-    /// written by the next owner.
+    /// an owner of the former directory, find the restored store's owner epoch there. Copies that
+    /// cannot be written now are written by the next owner.
     fn claim_volumes(&self, manifest: &Manifest) {
         let Ok(Some(scopes)) = self.registry() else { return };
         let (files, owner) = ([manifest.encode(), scopes.registry.encode()], manifest.owner_epoch);

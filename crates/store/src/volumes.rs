@@ -359,10 +359,10 @@ impl Directory {
     }
 }
 
-/// Returns whether a volume is absent if its directory has no marker, whatever segments are in it.
-/// This applies to volumes that carried a marker and have an absolute path: a build without markers
-/// may have written segments into the mount point while no disk was mounted. A directory with a
-/// relative path is inside the main directory, and is not a mount point.
+/// Returns whether a volume is absent if its directory has no marker, whatever segments are in it:
+/// true for volumes that carried a marker and have an absolute path, because a build without
+/// markers may have written segments into the mount point while no disk was mounted. A directory
+/// with a relative path is inside the main directory, and is not a mount point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }

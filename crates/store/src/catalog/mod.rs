@@ -108,8 +108,8 @@ pub trait Catalog: Send + Sync {
     }
 
     /// Returns the places of the leading pages (in an unchained scope, of all pages present), under
-    /// a lease of at most 2 minutes that does not count towards the client's share of the space that
-    /// leases may keep from eviction.
+    /// a lease of at most 2 minutes that does not count towards the client's share of the space
+    /// that leases may keep from eviction.
     ///
     /// # Errors
     /// `Retry` if the client has too many leases or leased runs.

@@ -26,8 +26,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     waiting: BTreeMap<SegmentId, Vec<Extent>>,
-    /// Extents of segments that were absent and have returned. They are drained after the next sync
-    /// round: until then a durable record may name a run in them that was removed since.
+    /// Extents of segments that were absent and have returned. The extents are drained after the
+    /// next sync round: until then a durable record may name a run in them that was removed since.
     undurable: Vec<Extent>,
     units: u64,
 }
