@@ -1,6 +1,7 @@
 """Measures the store inside engines, compared with each engine's own storage.
 
-Runs the benchmarks of all engines, or of the named engines, and prints their rows in one table:
+Runs the benchmarks of all engines, or of the named engines, and prints their rows in one table or,
+with `--json`, as JSON:
 
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 

@@ -2,10 +2,10 @@
 
     python3 benches/gpu.py [--budget 480] [--out DIR] [--dir DIR] [CELL...]
 
-Needs PyTorch, a wheel of this project, and the folder `benches`. A cell is one benchmark. It writes
-its rows to `OUT/gpu.json` when it ends, and is skipped if the file has them: after an interruption,
-run the same command again. No cell begins once the budget of seconds is spent. The tables are in
-`OUT/gpu.md`.
+Needs PyTorch, a wheel of this project, and the folder `benches`. A cell is one benchmark. The rows
+of a cell are written to `OUT/gpu.json` when it ends without an error, and a cell whose rows the
+file has is skipped: after an interruption, run the same command again. No cell begins once the
+budget of seconds is spent. The tables are in `OUT/gpu.md`.
 
 With `--emulated` the cells move fewer bytes, over the emulated device of `make emulated`, to test
 this script: the measured rates say nothing about GPUs.

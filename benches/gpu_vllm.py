@@ -20,7 +20,7 @@ Engines:
     own-memory     as `own`, with the store in /dev/shm
     own-graphs     as `own`, with CUDA graphs
     NAME-restarted a new process with the store that the engine NAME has filled
-    own-together   as `own-memory-restarted`, with all prompts at once, and requests that are
+    own-together   as `own-memory-restarted`, with all prompts sent together, and requests that are
                    aborted. KV memory has room for three prompts, so that vLLM preempts
 
 Passes:
@@ -28,15 +28,17 @@ Passes:
     cold           computes the prompts
     repeated       finds the prompts in GPU memory; of `none` and `own-graphs` only
     second         sends the prompts again, after GPU memory was overwritten with zeros
-    restarted      the first pass of a new process, whose store was dropped from the page cache
-    together       all prompts at once; the time to the first token includes the wait for KV memory
+    restarted      the first pass of a new process; a store on a disk was dropped from the page
+                   cache
+    together       all prompts sent together; the time to the first token includes the wait for KV
+                   memory
 
 An answer is compared with the answer of `none` if the whole prompt was computed, or the whole
 prompt was found: a prompt that is found in part is computed in steps of other sizes, which round
-differently. The answers of `own-graphs` are
-compared with its own earlier answers, because graphs divide attention differently, and so are the
-answers of `none`. All full KV blocks of a prompt are compared, by digests, with the blocks of
-`none`. The exit status is 1 if an answer
+differently. Answers of the pass `together` are not compared: prompts that are computed together
+round differently. The answers of `own-graphs` are compared with its own earlier answers, because
+graphs divide attention differently, and so are the answers of `none`. All full KV blocks of a
+prompt are compared, by digests, with the blocks of `none`. The exit status is 1 if an answer
 differs, if a block differs although its prompt was computed or found whole, or if an engine was not
 measured.
 
@@ -69,8 +71,8 @@ SHM = Path("/dev/shm")
 
 
 class Baseline:
-    """The answers of the engine `none`, kept in `file`. Answers of other engines are compared with
-    these answers.
+    """The answers of the engine `none`, kept in `file`. `compare` compares other engines with these
+    answers.
     """
 
     def __init__(self, file: Path, run: dict[str, Any]) -> None:
@@ -236,7 +238,7 @@ def prompts_of(text: str) -> list[tuple[str, int]]:
     """Returns the name and the number of tokens of each prompt. `text`: the lengths in units of
     1024 tokens, separated by commas, and rounded down to whole blocks. A prompt has one token more
     than whole blocks: an engine that finds all blocks computes one token, whichever cache has the
-    blocks.
+    blocks. Raises ValueError for a text of another form, or a prompt without a whole block.
     """
     sizes = [int(float(size) * 1024) // BLOCK * BLOCK + 1 for size in text.split(",")]
     if min(sizes) <= BLOCK:

@@ -1,6 +1,7 @@
 """Compares Ritornello with LMCache's own file adapter (`fs_native`, O_DIRECT).
 
-    build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N] [...]
+    build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N]
+        [--object-kib 256|8192]
 
 Uses the functions of `lmcache bench l2`. All adapters get the same keys and memory, and write to
 the same disk. They take turns in every round, in an order that changes with the round. Every byte
@@ -66,7 +67,8 @@ SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Number of lookups of the same keys in a round, as in LMCache's benchmark.
 LOOKUPS = 10
-# Capacity of each store, and bytes that are put into `ritornello, full` before the measurement.
+# Capacity of each of Ritornello's stores, and bytes that are put into `ritornello, full` before the
+# measurement.
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
 # Names of LMCache's memory, which all adapters use, and of memory that only `disk` uses.
@@ -258,7 +260,9 @@ def main() -> int:
         "--rounds", type=int, default=9, help="rounds of each system, after one warm-up (default 9)"
     )
     parser.add_argument(
-        "--object-kib", type=int, help="objects of this size in KiB only: 256 or 8192"
+        "--object-kib",
+        type=int,
+        help="objects of this size in KiB only: 256 or 8192 (default both)",
     )
     given = parser.parse_args()
     rows = []

@@ -93,7 +93,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def scrape(connection: http.client.HTTPConnection) -> tuple[float, int]:
-    """Returns the duration of a request of `/metrics` in seconds, and the length of the answer."""
+    """Returns the duration of a request of `/metrics` in seconds, and the length of the answer in
+    bytes. Pauses for `PAUSE` seconds after the request.
+    """
     began = time.perf_counter()
     connection.request("GET", "/metrics")
     answer = connection.getresponse()
@@ -184,8 +186,10 @@ def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--pages", type=int, default=1_000_000, help="stored pages of 4 KiB")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of probes")
+    parser.add_argument(
+        "--pages", type=int, default=1_000_000, help="stored pages of 4 KiB (1000000)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of probes (5)")
     parser.add_argument("--dir", help="directory of the store (default: a temporary directory)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:

@@ -15,7 +15,7 @@ Operations:
     put_synced    the same, then made durable: `fsync` of every file, or `flush`
     get_cold      the file backend's files are dropped from the page cache before; Ritornello does
                   not use the page cache
-    transfer_cold the same pages, dropped from the page cache again, in one SGLang operation of many
+    transfer_cold the same pages, dropped from the page cache again, in one SGLang operation of all
                   batches (`_page_transfer`); Ritornello reads the next batch ahead
     exists        `batch_exists` of the keys of 128 stored pages
 
@@ -326,7 +326,7 @@ def main() -> None:
         "--total",
         type=bytes_of,
         default=1 << 30,
-        help="bytes per round, in KiB, MiB or GiB (default 1GiB)",
+        help="bytes of each page size per round, in KiB, MiB or GiB (default 1GiB)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each system (default 3)")
     options = parser.parse_args()

@@ -36,9 +36,7 @@ WINDOW = 1024
 
 
 def model(block: int, *, head_ranges: int = 1, stages: int = 1, windows: int = 0) -> Identity:
-    """Returns a model with pages of a few bytes, because the length of a page does not affect the
-    result.
-    """
+    """Returns a model with small pages, because the length of a page does not affect the result."""
     names = tuple((f"l.{stage}",) for stage in range(stages))
     heads = tuple((head_range, head_range + 1) for head_range in range(head_ranges))
     reaches = [ALL] + [trailing(WINDOW)] * windows
@@ -68,7 +66,9 @@ def step_of(scheduled: dict[str, int]) -> Any:
 
 
 class Engine:
-    """The part of vLLM's scheduler that the connector uses."""
+    """The connector's side in the scheduler's process, and the part of vLLM's scheduler that it
+    uses.
+    """
 
     def __init__(self, identity: Identity, folder: str, tokens: int) -> None:
         meter = StepMeter()

@@ -3,9 +3,9 @@
     build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json [FILE]]
 
 Chunks go from a host tier in memory to the tier's storage and back, and are compared. Systems take
-turns within a round, and a figure is the median of the rounds. `lookup`: time on the scheduler's
-thread for each key (`us_per_key`) and in all (`p50_us`), for requests of at most 256
-stored keys.
+turns within a round, and a figure is the median of the rounds; of `lookup`, the median of 20
+lookups in each round. `lookup`: time on the scheduler's thread for each key (`us_per_key`) and in
+all (`p50_us`), for requests of at most 256 stored keys.
 `wall_us`: time until a request has all its answers, if its lookups are repeated without a pause.
 `submit_us`: CPU time of one job on the scheduler's thread; its wall time is longer if threads that
 move bytes use the cores. `disk` is the limit in the same rounds: four threads move the same number
@@ -49,7 +49,7 @@ from benches.tier_stand_ins import (
 from servers.child import owner_of
 
 MIB = 1 << 20
-# Number of chunks of one store job or load job, and number of keys of one request's lookups.
+# Maximum number of chunks of one store job or load job, and of keys of one request's lookups.
 JOB_CHUNKS = 16
 LOOKUP_KEYS = 256
 

@@ -10,9 +10,9 @@ import torch
 from benches.gpu_cells.rig import Memory, Rig, Row, Rows, Shape, bytes_of, timed
 from ritornello import DeviceMove, DeviceSlots
 
-# Maximum bytes of the KV memory of one page shape.
+# Maximum bytes of the KV memory of one page shape, on a GPU.
 BYTES_MAX = 1 << 30
-# Numbers of blocks, each with one page, that a move copies.
+# Numbers of blocks, each with one page, that a move copies; at most all blocks of the KV memory.
 BLOCKS = (64, 512, 4096)
 # "kernel:N" moves by a kernel on N blocks of threads, "copies" by the copy engines. With "auto" the
 # pool chooses between both for each move.
@@ -137,10 +137,11 @@ def _alternatives(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> l
 
 
 def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> None:
-    """Copies pieces from mapped host memory with a Triton kernel: each of 12 programs copies whole
-    pieces in turn, in chunks of up to 8 KiB. vLLM 0.32 copies pieces below 28 KiB in this way.
+    """Copies pieces from mapped host memory with a Triton kernel: each of up to 12 programs copies
+    whole pieces, one after another, in chunks of up to 8 KiB. vLLM 0.32 copies pieces below 28 KiB
+    in this way.
     """
-    # Triton exists only where there is a GPU.
+    # Imported here, because Triton may be missing on a machine without a GPU.
     from benches.gpu_cells.triton_copy import copy_pieces
 
     copy_pieces[(min(PROGRAMS, len(sources)),)](

@@ -1,4 +1,4 @@
-"""Measures puts and gets of pages in GPU memory, with a store in memory and on a disk."""
+"""Measures puts and gets of pages in the device's memory, with a store in memory and on a disk."""
 
 from benches.gpu_cells.rig import GIB, Rig, Row, Rows, Shape, Times
 from benches.gpu_cells.stored import PLACES, StoredPages, opened

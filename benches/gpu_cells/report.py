@@ -1,4 +1,6 @@
-"""The report of a run: the rows of all cells (benchmarks) as JSON, and as tables in Markdown."""
+"""The report of a run: the rows of all cells, as JSON and as tables in Markdown. A cell is a
+benchmark of `benches/gpu.py`, or an engine of `benches/gpu_vllm.py`.
+"""
 
 import json
 from collections.abc import Callable, Mapping

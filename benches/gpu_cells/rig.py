@@ -1,4 +1,4 @@
-"""The device under test, and KV memory on it in the layouts of engines."""
+"""The device under test, KV memory on it, and times."""
 
 import ctypes
 from collections.abc import Iterator, Sequence

@@ -3,9 +3,9 @@
     python3 -P engine.py SPEC
 
 `SPEC` is a JSON file of `benches/gpu_vllm.py`: the arguments of vLLM's `LLM`, prompts, and passes.
-Each event is appended as a line of JSON to the file that `SPEC` names; standard output and error
-are the engine's log. The engine starts when the file `go` exists: until then this process imports
-vLLM while another engine uses the GPU.
+Each event is appended as a line of JSON to the file that `SPEC` names as `events`; standard output
+and error are the engine's log. The engine starts when the file that `SPEC` names as `go` exists:
+until then this process imports vLLM while another engine uses the GPU.
 """
 
 import json
@@ -33,7 +33,7 @@ SETTLE_SECONDS = 60.0
 RESET_SECONDS = 10.0
 # Factor of the digests of earlier layers, so that a digest depends on the order of layers. A prime.
 LAYER_FACTOR = 1000003
-# Digests of blocks are computed in groups, which limits the memory on the GPU.
+# Number of blocks whose digests are computed together, which limits the memory on the GPU.
 GROUP = 256
 
 
@@ -46,7 +46,8 @@ class Engine:
         self.scheduler = self.core.scheduler
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.last_blocks: list[int] = []
-        # Digests of the prompts of ended requests, and how often each was preempted, by request.
+        # Requests that ended while `digest_at_end` was set, by name: the digests of the blocks of
+        # the prompt, and how often the request was preempted.
         self.ended: dict[str, tuple[list[int], int]] = {}
         self.digest_at_end = False
         self._record_blocks()
@@ -141,8 +142,9 @@ class Engine:
         return _answer(output, self.prompt_digests(len(prompt)))
 
     def together(self, prompts: list[list[int]], seed: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Sends all prompts at once, in an order that `seed` determines, behind copies of half of
-        them that are aborted after a few steps. Yields the number of each prompt, and its answer.
+        """Sends all prompts together, in an order that `seed` determines, after copies of half of
+        the prompts. The copies are aborted after one to three steps. Yields the number of each
+        prompt, and its answer.
         """
         engine, draw = self.llm.llm_engine, random.Random(seed)
         order = draw.sample(range(len(prompts)), len(prompts))
@@ -167,7 +169,9 @@ class Engine:
                 yield int(output.request_id), answer
 
     def prompt_digests(self, tokens: int) -> list[int]:
-        """Returns the digests of the full blocks of a prompt, of the request that ended last."""
+        """Returns the digests of the blocks before the block of the prompt's last token, for a
+        prompt of `tokens` tokens, of the request that ended last.
+        """
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
         # Leave out the block of the last token: even if all other tokens were loaded, vLLM computes
         # this token, in a shorter step than in a cold pass, which rounds differently.

@@ -53,7 +53,7 @@ class Kind:
     """A kind of engine. `store`: the name of its store, "" for none; `restarted`: the store is not
     emptied, but kept from an earlier engine; `own_answers`: answers are compared with earlier
     answers of the same engine; `own_copies`: Ritornello copies between GPU and store; `together`:
-    the prompts are sent at once, and KV memory has room for three of them; `arguments`: further
+    the prompts are sent together, and KV memory has room for three of them; `arguments`: further
     arguments of `LLM`.
     """
 

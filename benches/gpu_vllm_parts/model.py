@@ -27,7 +27,7 @@ def random(generator: torch.Generator, rows: int, columns: int, deviation: float
 
 
 def parts(config: dict[str, Any]) -> Iterator[Tensors]:
-    """Returns the tensors of each file."""
+    """Yields the tensors of each file."""
     generator = torch.Generator(device=DEVICE).manual_seed(1)
     hidden, mlp = config["hidden_size"], config["intermediate_size"]
     queries = config["num_attention_heads"] * config["head_dim"]

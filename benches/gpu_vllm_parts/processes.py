@@ -38,7 +38,7 @@ ENVIRONMENT = {
 
 
 class EngineError(Exception):
-    """An engine failed, or was stopped."""
+    """An engine or the generator of the model failed, was stopped, or cannot be measured."""
 
 
 class Process:

@@ -139,8 +139,8 @@ class Bench:
 
 
 def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
-    """Returns the set-ups that the engines' connector or `RitornelloTier` accepts; records why it
-    refuses each other set-up.
+    """Returns the set-ups that the engines' connector or `RitornelloTier` accepts, and the set-ups
+    that use neither; records why each other set-up is refused.
     """
     somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
     configs = [extra_config(setup, somewhere) for setup in plan]

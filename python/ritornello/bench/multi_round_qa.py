@@ -77,9 +77,9 @@ class MultiRoundQA:
 
     def rounds_of(self, slot: int) -> int:
         """Returns how many rounds the first user of a slot asks. A slot is one of `num_users`
-        sequences of users, each of whom begins when the previous user has finished. All rounds or,
-        with `time_s` and `ramp_up`, a number that falls with the number of the slot, so that not
-        all users finish at the same time.
+        sequences of users; a user begins when the previous user of the slot has finished. The
+        result is `num_rounds` or, with `time_s` and `ramp_up`, a number that falls with the number
+        of the slot, so that not all users finish at the same time.
         """
         if self.time_s is None or not self.ramp_up:
             return self.num_rounds

@@ -81,7 +81,7 @@ def totals(whole: Total) -> str:
         f"answers {whole.answer_tokens_s:,.0f} tokens/s"
     ]
     if whole.hit_tokens is None:
-        lines.append("the sources of prompt tokens are unknown: the server has no vLLM /metrics")
+        lines.append("the sources of prompt tokens are unknown: no /metrics of vLLM were read")
     else:
         tiers = ", ".join(f"{tier} {tokens:,}" for tier, tokens in whole.hit_tokens.items())
         lines.append(f"hits {percent(whole.hit_rate)} of prompt tokens: {tiers or 'none'}")

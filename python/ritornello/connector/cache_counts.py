@@ -24,7 +24,9 @@ class CacheCounts:
         return perf_counter() - self._taken_at >= self._interval
 
     def growth(self, stats: Mapping[str, Any]) -> Counts:
-        """Returns by how much each counter of `stats` grew since the last call."""
+        """Returns by how much each counter of `stats` grew since the last call; the whole counters
+        at the first call.
+        """
         self._taken_at = perf_counter()
         before, self._taken = self._taken, counts_of(stats)
         amounts = {}

@@ -30,8 +30,8 @@ class StoreSettings:
 
     `tiers`, instead of `path` and the settings of a store: ("host 8GiB", "disk /nvme/kv 200GiB",
     "s3://bucket/prefix"), as `Cache.open` takes them. `prefetch`: how long a request waits for
-    pages of a remote. `gate`: whether found pages are loaded; "auto" loads them if that is faster
-    than computing.
+    pages of a remote. `gate`: whether found pages are loaded; "auto" loads them if the cache
+    expects that to be faster than computing, or cannot compare.
     """
 
     path: str | Sequence[str] = ""

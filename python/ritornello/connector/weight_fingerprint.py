@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
-# Bytes of one sample; number of samples in a file that is not `.safetensors`; maximum bytes of a
-# `.safetensors` header.
+# Bytes of one sample; in how many parts a file that is not `.safetensors` is divided, each of which
+# begins with a sample (a small file may have more samples); maximum bytes of a `.safetensors`
+# header.
 SAMPLE = 256
 SAMPLES = 64
 MAX_HEADER = 256 << 20
@@ -37,7 +38,7 @@ def weight_files(model: Path) -> list[Path]:
 
 def fingerprint(model: Path) -> bytes | None:
     """Returns the fingerprint, 32 bytes, of the weights in a file or folder; None if there are no
-    weight files or they cannot be read.
+    weight files, if one cannot be read, or if the header of a `.safetensors` file is invalid.
     """
     files = weight_files(model)
     if not files:
@@ -54,7 +55,7 @@ def fingerprint(model: Path) -> bytes | None:
 def fingerprint_of(name: str, revision: str | None, folder: str | None) -> bytes | None:
     """Returns the fingerprint of the weights that a model's name stands for, if they are files on
     this machine: a path, or a snapshot that the client of Hugging Face's hub has in its cache
-    `folder`. Downloads nothing.
+    `folder`. Otherwise returns None. Downloads nothing.
     """
     path = Path(name)
     if not path.exists():

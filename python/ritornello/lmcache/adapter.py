@@ -289,8 +289,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         }
 
     def counts(self) -> Counts:
-        """Returns all counts since the start: pages, bytes and seconds of loads and saves; pages
-        missed and skipped, by reason; errors; tiers, prefetches and the gate.
+        """Returns all counts since the start, by the names in `COUNTERS` and `REASONS` of
+        `metrics`.
         """
         store = self._objects.store
         return store.meter.counts() | store.stats_counts()

@@ -42,8 +42,8 @@ class NativeClient:
         self._puts: set[int] = set()
         self._numbers = count(1)
         self._folders = settings.directories
-        # The first buffer decides whether gets go through staging: all memory of LMCache is assumed
-        # to be in pages of the same size.
+        # The first writable buffer decides whether gets go through staging: all memory of LMCache
+        # is assumed to be in pages of the same size.
         self._staging_undecided = True
 
     def event_fd(self) -> int:

@@ -82,8 +82,8 @@ class ObjectStore:
         return finished
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
-        """Deletes objects in all their formats. Returns, for each of the `count` objects of the
-        request, whether it was stored and no deletion failed.
+        """Deletes objects in all formats that are known. Returns, for each of the `count` objects
+        of the request, whether it was stored and no deletion failed.
         """
         self.formats.refresh()
         deleted, kept = [False] * count, [False] * count

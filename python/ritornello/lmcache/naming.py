@@ -84,8 +84,8 @@ def page_key(kv_rank: int, chunk_hash: bytes) -> bytes:
 
 
 class RankPrefixes(dict[int, bytes]):
-    """Key prefixes by KV rank, computed once for each rank in use. OverflowError for an invalid
-    rank.
+    """Key prefixes by KV rank, computed at first use and kept. OverflowError for a rank that is
+    negative or longer than `RANK_BYTES`.
     """
 
     def __missing__(self, kv_rank: int) -> bytes:

@@ -21,7 +21,9 @@ Meta = Callable[[int], Pieces]
 
 
 class PagesError(ValueError):
-    """The pool's pages are not evenly spaced pieces of memory."""
+    """The pages of a host pool are not evenly spaced pieces of memory, or their pieces cannot be
+    divided into the requested groups.
+    """
 
 
 def spans(meta: Meta, pages: int) -> list[Span]:

@@ -3,8 +3,8 @@
 The main pool is looked up first: its keys chain, so a remote answers with a number of leading
 pages. The keys of side pools do not chain, so a remote is asked about each page. In pools that need
 all pages, the pages of the whole prefix are looked up; in pools that need a window, the window at
-the end of the prefix, and only if it is incomplete the windows before it. All pages found are
-fetched to the disk and leased there, and the pages on the disk then decide the answer.
+the end of the prefix, and only if it is incomplete the windows before it. Found pages of the remote
+are fetched to the disk. The pages that this machine then has decide the answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ WAIT_SECONDS = 35.0
 # Time from the first lookup of a window, after which no further windows are looked up.
 WINDOWS_SECONDS = 1.0
 # The first round of lookups is for the window of the longest prefix only. Each later round adds the
-# windows of up to `WINDOWS_STEP` shorter prefixes. These have at most 16 pages of a pool that were
-# not looked up yet: the remote is queried for at most 16 objects at a time.
+# windows of up to `WINDOWS_STEP` shorter prefixes, which have at most 16 pages of a pool that were
+# not looked up yet: such a round queries the remote for at most 16 objects of each scope.
 WINDOWS_STEP = 16
 
 
@@ -245,9 +245,10 @@ class PieceLookup:
         return [Request(scope, keys) for scope in self._piece.sides[side].scopes if keys]
 
     def _ask(self, requests: Sequence[Request]) -> "list[Lookup]":
-        """Looks pages up, and repeats pending lookups until the remote's pages have arrived, the
-        maximum time of the setting `prefetch` has passed, or SGLang ends the prefetch. No lookup
-        begins after SGLang has ended the prefetch, because SGLang would not cancel that lookup.
+        """Looks pages up. If this thread may wait, repeats pending lookups until the remote's pages
+        have arrived, the maximum time of the setting `prefetch` or `WAIT_SECONDS` has passed, or
+        SGLang ends the prefetch. Returns no lookups if an earlier call of `_ask` was cancelled:
+        SGLang, which has ended the prefetch, would not cancel further lookups.
         """
         if self._cancelled:
             return []

@@ -37,8 +37,9 @@ class Memory:
 
 
 def memory_of(host: Any, slots: SlotRange, parts: int) -> Memory:
-    """Returns a memory with `parts` parts if the pool can name the memory ranges of its pages,
-    otherwise a memory without parts. Raises if the pool can neither name the ranges nor copy pages.
+    """Returns a memory with `parts` parts if the pool can name the memory ranges of its pages and
+    does not move pages, otherwise a memory without parts. Raises if pages must be copied and the
+    pool cannot copy pages.
     """
     tokens = int(host.page_size)
     pages = int(getattr(host, "page_num", 0) or host.size // tokens)
@@ -68,9 +69,10 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
 
 @dataclass(slots=True)
 class PoolRead:
-    """Pages of a pool that are being read: one read for each of `scopes`, the scopes of the pool
-    when the read began. `ids`: the numbers of the pages in the pool; None if SGLang takes the
-    `copies`. `copies`: the memory that is read to, if it is not the pool's.
+    """Pages of a pool that are being read. `scopes`: the scopes of the pool when the read began.
+    `parts`: a read for each scope; none if no page can be read. `ids`: the numbers of the pages in
+    the pool; None if SGLang takes the `copies`. `copies`: the memory that is read to, if it is not
+    the pool's.
     """
 
     scopes: "list[Scope]"

@@ -138,8 +138,8 @@ class RitornelloStorage(HiCacheStorage):
             self._add_pool(name, host_pool, True)
 
     def close(self) -> None:
-        """Finishes running operations and drops references to SGLang's memory; all later calls
-        miss.
+        """Finishes running operations and drops references to SGLang's memory. Later lookups and
+        gets miss, and later puts store nothing.
         """
         if self._store.closed:
             return
@@ -339,8 +339,8 @@ class RitornelloStorage(HiCacheStorage):
         )
 
     def counts(self) -> dict[str, float]:
-        """Returns all counts since the start: pages, bytes and seconds of loads and saves; pages
-        missed, skipped and refused, by reason; errors.
+        """Returns all counts since the start, by the names in `COUNTERS` and `REASONS` of
+        `metrics`.
         """
         return self._meter.counts()
 

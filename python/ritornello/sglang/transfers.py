@@ -66,8 +66,9 @@ class Transfer:
         self, pool: str, keys: Sequence[bytes], ids: Sequence[int] | None
     ) -> tuple[Sequence[bytes], Sequence[int]]:
         """Takes note of a batch that SGLang reads now, with `ids` None if SGLang passes copies.
-        Returns keys and numbers of the batch after it; no pages if SGLang terminated the operation
-        or reads pages that do not follow its previous batch of this pool.
+        Returns keys and numbers of the batch after it; no pages after the last batch, if SGLang
+        terminated the operation, if it reads pages that do not follow its previous batch of this
+        pool, or if the pages of this pool are not known.
         """
         first = self._asked.get(pool, 0)
         past = first + len(keys)

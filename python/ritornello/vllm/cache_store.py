@@ -154,7 +154,9 @@ class CacheStore(VllmStore):
         self.report_stats()
 
     def report_stats(self) -> None:
-        """Adds the growth of the cache's counters since the last report to the meter."""
+        """Adds the growth of the cache's counters since the last report to the meter, if at least
+        `REPORT_SECONDS` have passed since then.
+        """
         if self._counts.is_due():
             growth = self._on_cache("stats", lambda cache: self._counts.growth(cache.stats()))
             for name, amount in (growth or {}).items():

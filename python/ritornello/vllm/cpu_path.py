@@ -400,5 +400,7 @@ for base in (KVConnectorBase_V1, SupportsHMA):
 
 
 def _is_outermost(connector: KVConnectorBase_V1) -> bool:
-    """Returns whether vLLM's worker calls `connector` directly, not through MultiConnector."""
+    """Returns whether vLLM's worker calls `connector` directly, not through MultiConnector. True
+    outside a worker too.
+    """
     return not has_kv_transfer_group() or get_kv_transfer_group() is connector

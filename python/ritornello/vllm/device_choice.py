@@ -1,5 +1,5 @@
-"""Chooses whether our own copies serve a CUDA engine. The choice is an environment variable and not
-a setting, because it is for trials, not for production.
+"""Reads the choice of our own copies, for a CUDA engine or an emulated device, from an environment
+variable. The choice is not a setting, because it is for trials, not for production.
 """
 
 import os

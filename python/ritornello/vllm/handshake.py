@@ -75,8 +75,9 @@ def group_layouts(
 def _group_layout(
     facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, group: int
 ) -> GroupLayout:
-    """Checks that workers of a stage hold the same layers, and that the blocks of all layers have
-    equal sizes and arrangements.
+    """Returns the layout of one group. Raises ValueError unless the workers of each stage hold the
+    same layers, and the blocks of all layers have equal numbers of bytes per head and equal
+    arrangements.
     """
     layers = []
     sizes, orders, arrangements = set(), set(), set()

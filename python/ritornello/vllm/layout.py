@@ -30,7 +30,9 @@ class CacheTensor(Protocol):
 
 
 class LayoutError(ValueError):
-    """The KV cache tensors have a layout that is not supported."""
+    """The KV cache tensors have a layout that is not supported, or that differs from the layout in
+    the engine's `Identity`.
+    """
 
 
 def group_memory(
@@ -42,7 +44,8 @@ def group_memory(
 ) -> GroupMemory:
     """Returns this worker's memory of a KV cache group: its layers that do not share another
     layer's cache, sorted by number. `heads`: KV heads of the group on this worker, as vLLM declares
-    them. `device_type`: torch's name of the device that must have the tensors.
+    them. `device_type`: torch's name of the device that must have the tensors. LayoutError if the
+    tensors have another device or an unsupported layout.
     """
     sizes, orders, names = set(), set(), []
     seen: set[int] = set()

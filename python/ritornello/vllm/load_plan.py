@@ -150,7 +150,8 @@ class LoadPlan:
     def _match_prefix(self, state: RequestState, computed: int) -> LeasedMatch | None:
         """Looks up the request starting at its first page, including the engine's pages: one call
         finds the pages to load and the pages that are not stored, and counts as a use of the
-        prefix.
+        prefix. Returns None if the request has no whole page to load, if the lookup failed, or,
+        with `RequestState.waiting_since` set, if it must be repeated.
         """
         claimable, match = self._claimable_tokens(state.request), state.match
         if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:

@@ -5,7 +5,7 @@ Objects with the same keys are looked up together. Full attention comes first: t
 of its objects bounds the result. Groups with a window come next: to resume after a prefix, the
 engine needs their pages in the window before its end. If some of these pages are missing, the
 result is the longest shorter prefix whose windows are complete. All pages of the result are leased.
-While pages of a window are fetched from a remote, the result is pending.
+While pages are fetched from a remote, the result is pending.
 """
 
 from collections.abc import Sequence

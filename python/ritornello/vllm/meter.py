@@ -25,8 +25,8 @@ BY_REASON = (
 
 class StepMeter(Meter):
     """Counts of one side of the connector (scheduler or worker). Counts of pages and calls are
-    reported after each step. While only times have changed, they are reported every
-    `REPORT_SECONDS`. Only one thread may measure steps and take reports.
+    reported after each step. While only times have changed, reports are at least `REPORT_SECONDS`
+    apart. Steps must be measured, and reports taken, by one thread.
     """
 
     def __init__(self) -> None:

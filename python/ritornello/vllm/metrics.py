@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COUNTERS = {
     "probed_pages": "Full pages of prompts that were not in the engine's own prefix cache.",
-    "hit_pages": "Probed pages that the store has.",
+    "hit_pages": "Probed pages that were to be loaded from the store.",
     "loaded_pages": "Pages read from the store, verified, and put into KV memory.",
     "loaded_bytes": "Bytes read from the store.",
     "load_seconds": "Time that the engine waited for loads.",

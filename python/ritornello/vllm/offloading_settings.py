@@ -91,7 +91,9 @@ def _split(tiers: Sequence[str]) -> tuple[int | None, list[str]]:
 
 
 def bytes_of(text: str) -> int:
-    """Returns a size such as "8GiB" in bytes, by the rules of the store."""
+    """Returns a size such as "8GiB" in bytes, by the rules of the store. Raises ValueError for a
+    text of another form.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip().lower())
     if found is None or found[2] not in UNITS:
         raise ValueError(f"{PLACE}: a size is a number and a unit, such as 8GiB, not {text!r}")
@@ -125,7 +127,7 @@ def needs_single_blocks(specs: Iterable[Any]) -> bool:
 
 def default_host_bytes(engines: int, memory: int, shm: int) -> int:
     """Returns the default size of the host memory of one of `engines` engines on a machine with
-    `memory` bytes, and a /dev/shm of `shm` bytes.
+    `memory` bytes, and a /dev/shm of `shm` bytes: a number of bytes, rounded down to whole MiB.
     """
     share = min(int(memory * HOST_SHARE), int(shm * SHM_SHARE)) // max(engines, 1)
     return min(share, HOST_BYTES_MAX) // MIB * MIB

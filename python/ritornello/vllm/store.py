@@ -257,7 +257,7 @@ class VllmStore(FailSafeStore):
         return super()._is_lost(error) and not is_of_memory
 
     def _get_options(self, pages: PageBlocks) -> dict[str, Any]:
-        """Returns the arguments of a get that only one kind of store takes: none here."""
+        """Returns arguments of a get besides the arguments for every kind of store: none here."""
         return {}
 
     def _put_options(self, pages: PageBlocks) -> tuple[Sequence[bytes], dict[str, Any]]:

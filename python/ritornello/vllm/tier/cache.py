@@ -22,10 +22,11 @@ REPORT_SECONDS = 1.0
 
 
 class Prompt(NamedTuple):
-    """The chunks of one prompt and KV cache group. `keys`: keys of the chunks, from the first chunk
-    of the prompt if `scope` is chained. `computed`: leading tokens that the engine has. `tokens`:
-    tokens of all `keys`. `chunk_tokens`: tokens of a chunk, or 0 if the gate does not decide.
-    `chunk_bytes`: bytes of a chunk, and of the chunks of other chained groups for the same tokens.
+    """The chunks of one prompt and KV cache group. `keys`: keys of the chunks; if `scope` is
+    chained, from the first chunk of the prompt, or of one chunk whose position is unknown.
+    `computed`: leading tokens that the engine has. `tokens`: tokens of all `keys`. `chunk_tokens`:
+    tokens of a chunk. `chunk_bytes`: bytes of a chunk, and of the chunks of other chained groups
+    for the same tokens. These three numbers are 0 if the gate does not decide about the chunks.
     `is_local`: the lookup is about this machine only; false if `scope` is chained.
     """
 
@@ -40,7 +41,8 @@ class Prompt(NamedTuple):
 
 class Found(NamedTuple):
     """Answer to a lookup. `lookup`: the core's answer. `present`: for each key of a scope that is
-    not chained, whether its chunk is on this machine; None for a chained scope.
+    not chained, whether its chunk is on this machine; None for a chained scope, or if the lookup is
+    pending.
     """
 
     lookup: "Lookup"

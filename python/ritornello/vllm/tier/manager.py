@@ -70,7 +70,7 @@ RESULTS = {
 
 class RitornelloTier(SecondaryTierManager):
     """One instance in the scheduler's process. If the engine is not served
-    (`namespace.unsupported_reason`), lookups miss and nothing is stored.
+    (`namespace.unsupported_reason`, `host_layout`), lookups miss and nothing is stored.
 
     `engine`: the engine's configuration, from `OffloadingPath`; if it is None,
     `engine_config.of_spec` looks it up.

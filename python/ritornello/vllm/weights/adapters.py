@@ -30,8 +30,9 @@ class Adapters:
 
 
 def signature(folder: Path) -> frozenset[FileSignature]:
-    """Returns the signature of the files in a folder; empty if the folder has no files. A write to
-    a file, or its replacement, changes the signature even if timestamps are set back.
+    """Returns the signature of the files in a folder; empty if the folder has no files or cannot be
+    read. A write to a file, or its replacement, changes the signature even if timestamps are set
+    back.
     """
     try:
         return frozenset(

@@ -3,8 +3,8 @@
 `state_changed` compares the identity, version counter and address of every parameter. The
 comparison detects replaced parameters and in-place operations of PyTorch, in inference mode too.
 Writes through `.data`, by another process or by a custom kernel leave no trace: `sample_changed`
-reads about `SAMPLE_BYTES` bytes of every parameter and detects writes that change one of these
-bytes.
+reads evenly spaced bytes of every parameter (`SAMPLE_BYTES`) and detects writes that change one of
+these bytes.
 
 A tensor subclass that wraps other tensors (torchao's quantized weights) has no memory: the tensors
 that its `__tensor_flatten__` names are compared and read in its place. A tensor without a version
@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Approximate number of bytes of a parameter that are compared.
+# Bytes of a parameter that are compared: all bytes of a parameter shorter than twice this number,
+# otherwise 2/3 to 4/3 of this number.
 SAMPLE_BYTES = 64
 
 # Exceptions of tensors without a version counter, an address or memory.
@@ -150,9 +151,9 @@ def tensor_refs(
 
 
 def sample_tensors(tensors: list[Any]) -> bytes:
-    """Returns about `SAMPLE_BYTES` bytes of each tensor, evenly spaced (all bytes of a small
-    tensor). Makes one copy from each device, which waits for the device's queued work. Tensors
-    without memory contribute nothing.
+    """Returns evenly spaced bytes of each tensor, as many as the comment of `SAMPLE_BYTES` says.
+    Makes one copy from each device, which waits for the device's queued work. Tensors without
+    memory contribute nothing.
     """
     import torch
 
