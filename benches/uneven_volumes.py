@@ -2,10 +2,12 @@
 first put gives the disks equal shares, later puts give shares by the rates that the store has
 measured.
 
-Makes loop devices with ext4 and limits them with a cgroup (v1, as root). The devices' files in DIR
-are sparse, and take about the space of the pages that are put:
+Makes loop devices with ext4 and limits them with a cgroup (v1, as root):
 
     python -m benches.uneven_volumes [--rates 400,100] [--calls 8] [--dir DIR]
+
+The devices' files in DIR are sparse, and take the space of the pages that are put, of an index and
+of the file systems.
 """
 
 import argparse

@@ -1,1 +1,3 @@
-"""`make demo`: a new vLLM process loads the KV of long prompts instead of prefilling them."""
+"""Demonstrations of a store that a new process finds filled: of vLLM (`make demo`), of SGLang
+(`make demo-sglang`) and of LMCache (`make demo-lmcache`).
+"""

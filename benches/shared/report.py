@@ -40,7 +40,8 @@ class Row:
     None without a limit. `gap_mean_s`: mean seconds between the tokens of an answer. `hit_rate`:
     prompt tokens from any cache divided by all prompt tokens, first questions included.
     `over_alone` and `over_host`: mean TTFT divided by the mean TTFT of the engine alone, and of the
-    set-up without lower tiers. `answers_as_alone`: the share of answers that equal the answers of
+    set-up without lower tiers. `gate_regret`: the regret that the comment of `REGRET` defines; None
+    if it was not measured. `answers_as_alone`: the share of answers that equal the answers of
     the engine alone. `counters`: the growth of the connector's counters.
     """
 

@@ -121,7 +121,7 @@ class Server:
         if wants_ids and arrivals and not ids:
             raise ServingError(
                 f"{self.base_url} does not return token ids: add --prompts text "
-                "(vLLM returns them since 0.10)"
+                "(vLLM returns them since 0.10.2)"
             )
         details = usage.get("prompt_tokens_details") or {}
         return Reply(

@@ -39,7 +39,9 @@ class Row:
 class Total:
     """Results of the whole run. Tokens per second are over the run's duration, and include cached
     tokens. `hit_tokens`: cached prompt tokens by the tier that supplied them. `counters`: the
-    connector's counters. Both come from the engines' `/metrics`; None without it.
+    connector's counters. Both come from the engines' `/metrics`; None without it. `hit_rate`:
+    cached tokens as a share of the prompt tokens, from `/metrics` or, without it, from the answers
+    that report cached tokens; None if none does.
     """
 
     requests: int

@@ -14,7 +14,7 @@ WORDS = ("eviction", "codec", "admission")
 SIZES = ("capacity", "write_budget")
 # `tiers`, and the settings that are permitted only beside it.
 OF_TIERS = ("tiers", "prefetch", "gate")
-# Settings of every connector, in the order in which the documentation lists them.
+# Settings of every connector, in the order in which an error message lists them.
 SHARED = ("path", "capacity", *WORDS, "write_budget", *OF_TIERS)
 GATES: tuple["Gate", ...] = ("auto", "always", "never")
 # Kinds of tiers on this machine; any other kind is a remote.

@@ -361,7 +361,9 @@ accept_defaults(RitornelloL2Adapter, L2AdapterInterface)
 
 
 def _l1_memory(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:
-    """Returns LMCache's memory as one view, and its address: objects are slices of it."""
+    """Returns LMCache's memory as one view, and its address: objects are slices of it. Returns
+    (None, 0) if `desc` names no memory.
+    """
     if desc is None or not desc.size or not desc.ptr:
         return None, 0
     return memoryview((ctypes.c_ubyte * desc.size).from_address(desc.ptr)), desc.ptr

@@ -1,10 +1,10 @@
 """Runs queries to the store without blocking the engine's threads.
 
-In the process that owns the store a query takes microseconds, and runs in the caller. In other
-processes it passes through a socket to the owner, which may be dead or stopped, and runs on one
-background thread. A query that waits for a remote moves to this thread too, which repeats it
-without delaying the queries behind it. Once the thread exists, it begins all queries, in the order
-of their submission.
+In the process that owns the store a query takes microseconds, and runs in the caller unless the
+background thread exists. In other processes it passes through a socket to the owner, which may be
+dead or stopped, and runs on the background thread. A query that waits for a remote moves to this
+thread too, which repeats it without delaying the queries behind it. Once the thread exists, it
+begins all queries, in the order of their submission.
 """
 
 import logging

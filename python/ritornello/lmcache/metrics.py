@@ -29,7 +29,7 @@ COUNTERS = {
     "saved_bytes": "Bytes of stored objects, including objects that were already stored.",
     "save_seconds": "Seconds of saves; concurrent saves count separately.",
     "deleted_pages": "Objects that LMCache deleted.",
-    "errors": "Calls to the store that failed.",
+    "errors": "Failed operations, such as calls to the store.",
     "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
     "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
     "after them, exceeded the estimated time to compute without a load.",

@@ -31,7 +31,7 @@ COUNTERS = {
     "saved_pages": "Pages stored, including pages that were already stored.",
     "saved_bytes": "Bytes of stored pages, including pages that were already stored.",
     "save_seconds": "Seconds of saves.",
-    "errors": "Calls to the store that failed.",
+    "errors": "Failed operations, such as calls to the store.",
     "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
     "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
     "after them, exceeded the estimated time to compute without a load.",
@@ -41,7 +41,7 @@ REASONS = {
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "refused_pages": "Pages that SGLang passed in a form that is not served, by reason.",
     "gate_decisions": "Gate decisions (all, some, none).",
-    "prefetches": "Prefetched pieces of prompts, by outcome.",
+    "prefetches": "Prefetches of pieces of prompts, by outcome.",
     "tier_written_pages": "Pages written to a tier from the tier above, by tier.",
     "tier_dropped_pages": "Pages that a tier refused or failed to write, by tier.",
     "tier_lost_pages": "Pages not written to a tier because no other tier could supply them, "

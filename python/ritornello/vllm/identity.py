@@ -67,7 +67,7 @@ class Identity:
 
 
 def _number(layer: str) -> int:
-    """Returns the last number in a layer's name: its index in the model."""
+    """Returns the last number in a layer's name: its index in the model; 0 without a number."""
     found = re.findall(r"\d+", layer)
     return int(found[-1]) if found else 0
 

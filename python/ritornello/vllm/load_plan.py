@@ -211,7 +211,9 @@ class LoadPlan:
 
 
 def _bytes_per_token(identity: Identity) -> int:
-    """Returns the approximate bytes that a worker reads to load one token."""
+    """Returns the bytes that a worker of the first pipeline stage reads to load one token: rounded
+    down for each KV cache group, at least 1.
+    """
     total = sum(
         len(layers)
         * max(group.kv_heads // identity.ranks, 1)

@@ -33,7 +33,7 @@ COUNTERS = {
     "saved_bytes": "Bytes written to the store.",
     "save_seconds": "Time that the engine spent handing pages over to be saved.",
     "failed_pages": "Promised pages that could not be loaded and were computed instead.",
-    "errors": "Calls to the store that failed.",
+    "errors": "Failed operations, such as calls to the store.",
     "ignored_retentions": "Requests to retain pages that the store's policy does not permit.",
     "hook_seconds": "Time inside the connector's hooks, scheduler and worker together.",
     "step_seconds": "Time of the engine's steps, measured by the worker.",
@@ -43,7 +43,7 @@ REASONS = {
     "missed_pages": "Probed or promised pages that were not loaded, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "gate_decisions": "Decisions of the gate (all, some, none), one per prompt and object.",
-    "prefetches": "Prefetched objects, by outcome.",
+    "prefetches": "Prefetches of objects from the remote, by outcome.",
     "tier_written_pages": "Objects of pages written to a tier from the tier above, by tier.",
     "tier_dropped_pages": "Objects that a tier refused or failed to write, by tier.",
     "tier_lost_pages": "Objects not written to a tier because no other tier could supply "

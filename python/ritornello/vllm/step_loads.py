@@ -75,8 +75,8 @@ class StepLoads:
         self._pending.clear()
 
     def _disable_layer_loads(self, pending: PendingLoad) -> None:
-        """Marks a load as missed because layers ran unannounced, perhaps on unfilled blocks. Later
-        loads end before the first layer of their step runs.
+        """Marks a load as missed because layers ran without a call of `await_layer`, perhaps on
+        unfilled blocks. Later loads end before the first layer of their step runs.
         """
         pending.mark_missed("unannounced")
         name = self.layer_groups.disable()

@@ -18,9 +18,9 @@ EMPTY_REPORT = WorkerReport()
 class StepResults:
     """Results of one worker since the last calls of `take_*`. Only the first tensor-parallel
     rank of the first pipeline stage counts loads, loaded pages and saved pages, so that each page
-    counts once. Every worker counts bytes, failed pages and skipped pages. `groups`: the number of
-    KV cache groups. `report` and `finished_sending` (finished requests whose blocks this worker no
-    longer reads) may be added to until they are taken.
+    counts once. Every worker counts bytes and failed, missed and skipped pages. `groups`: the
+    number of KV cache groups. `report` and `finished_sending` (finished requests whose blocks this
+    worker no longer reads) may be added to until they are taken.
     """
 
     def __init__(

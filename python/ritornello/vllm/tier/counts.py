@@ -11,7 +11,7 @@ COUNTERS = {
         "Requests to retain pages that the store's policy does not permit.",
         False,
     ),
-    "errors": ("Calls to the store that failed, by call.", True),
+    "errors": ("Failed operations, such as calls to the store, by operation.", True),
     # Counters that exist only with several tiers.
     "gate_decisions": (
         "Decisions of the gate (all, some, none), one per prompt and KV cache group.",

@@ -1,8 +1,8 @@
 """Loads and puts in progress, and their results.
 
 A job is vLLM's order to move chunks between its host tier and this tier. It has one ticket for each
-series of consecutive chunks of a group, and is done when all its tickets are done: until then the
-kernel may write to, or read from, its rows of the host tier.
+set of chunks that the store moves in one call (`sequence.consecutive_runs`), and is done when all
+its tickets are done: until then the kernel may write to, or read from, its rows of the host tier.
 """
 
 import logging

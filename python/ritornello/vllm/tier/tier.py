@@ -244,7 +244,7 @@ class Tier:
             "Callable[[HostRows, Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]"
         ),
     ) -> list[TicketPart]:
-        """Starts one ticket for each series of consecutive chunks, or no ticket if `refusal` is the
+        """Starts one ticket for each slice of `consecutive_runs`, or no ticket if `refusal` is the
         reason why the chunks are not moved.
         """
         if refusal or self._rows is None:
