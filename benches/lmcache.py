@@ -65,7 +65,7 @@ ALIGN = 4096
 # like a long prompt, in the second.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
-# Number of lookups of the same keys in a round, as in LMCache's benchmark.
+# Number of lookups of the same keys in a round.
 LOOKUPS = 10
 # Capacity of each of Ritornello's stores, and bytes that are put into `ritornello, full` before the
 # measurement.

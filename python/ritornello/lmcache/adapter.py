@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 INTERFACE.require(interface_difference(L2AdapterInterface, ObjectKey), lmcache.__version__)
 
 # LMCache unlocks objects when their load or request ends. Locks that LMCache does not release end
-# after this time, like LMCache's own locks.
+# after this time, the default of LMCache's own read locks.
 LEASE_SECONDS = 300.0
 # Maximum number of stored keys that one call reports to a listener.
 SEED_KEYS = 10_000

@@ -1,9 +1,10 @@
 """Ritornello as a secondary tier of vLLM's own offloading: `ritornello.vllm.RitornelloTier`.
 
 vLLM copies KV between the device and its host tier; this tier copies between the host tier and the
-store. The tier runs in the scheduler's process. vLLM calls all its methods under one lock, so the
-methods, except `drain_jobs` and `shutdown`, must return within milliseconds: the store's threads
-move bytes, and other threads call the process that owns the store.
+store. The tier runs in the scheduler's process. vLLM calls its methods one at a time, and the
+scheduler waits for each call, so the methods, except `drain_jobs` and `shutdown`, must return
+within milliseconds: the store's threads move bytes, and other threads call the process that owns
+the store.
 
 A *chunk* is vLLM's word for a page of the host tier: some consecutive blocks of one KV cache group.
 Only `manager` imports vLLM.
