@@ -94,7 +94,7 @@ def main() -> int:
         nargs="?",
         const="-",
         metavar="FILE",
-        help="print the rows as JSON, or write them to FILE",
+        help="print the rows as JSON, or write them to FILE (default: print a table)",
     )
     parser.add_argument(
         "--dir",

@@ -289,7 +289,8 @@ def main() -> int:
     parser.add_argument(
         "--prompts",
         default="16,16,32",
-        help="lengths of the prompts in units of 1024 tokens (default 16,16,32)",
+        help="lengths of the prompts in units of 1024 tokens, separated by commas "
+        "(default 16,16,32)",
     )
     parser.add_argument(
         "--layers", type=int, help="layers of the model (default 32; with --tiny 2)"

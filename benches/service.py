@@ -185,7 +185,7 @@ def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
         "--pages", type=int, default=1_000_000, help="stored pages of 4 KiB (1000000)"
     )

@@ -71,7 +71,11 @@ def measure(disks: Sequence[Disk], calls: int) -> dict[str, list[int]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--rates", default="400,100", help="MB/s of each disk (default: 400,100)")
+    parser.add_argument(
+        "--rates",
+        default="400,100",
+        help="MB/s of each disk, separated by commas (default: 400,100)",
+    )
     parser.add_argument(
         "--calls", type=int, default=8, help="number of puts and of gets (default: 8)"
     )

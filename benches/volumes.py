@@ -97,10 +97,12 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--volumes", default="2,4", help="numbers of disks to measure (default: 2,4)"
+        "--volumes", default="2,4", help="numbers of disks, separated by commas (default: 2,4)"
     )
     parser.add_argument("--rate", type=int, default=250, help="MB/s of each disk (default: 250)")
-    parser.add_argument("--total", default="2GiB", help="bytes per measurement (default: 2GiB)")
+    parser.add_argument(
+        "--total", default="2GiB", help="bytes per measurement, in MiB or GiB (default: 2GiB)"
+    )
     parser.add_argument(
         "--call-bytes",
         default="256MiB,2GiB",

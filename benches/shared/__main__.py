@@ -230,8 +230,8 @@ def main() -> int:
         "--setups",
         nargs="+",
         metavar="NAME",
-        help="measure only the engine alone, and set-ups whose title contains NAME, such as "
-        '"host + disk"',
+        help="measure only the engine alone, and set-ups whose title contains a NAME, such as "
+        '"host + disk" (default: all set-ups)',
     )
     given = parser.parse_args()
     console = wide_console(COLUMNS)

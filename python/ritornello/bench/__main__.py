@@ -65,7 +65,11 @@ def parser() -> argparse.ArgumentParser:
             default=ANSWER_SECONDS,
             help="maximum seconds for an answer (600)",
         )
-        add("--tag", default="", help="name of this run in the JSON and the chart")
+        add(
+            "--tag",
+            default="",
+            help="name of this run in the JSON (default: none) and the chart (default: WORKLOAD)",
+        )
         add("--chart", metavar="FILE.svg", help="write a chart of TTFT by history length")
         add(
             "--expected-ttft-gain",
@@ -79,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
             nargs="?",
             const="-",
             metavar="FILE",
-            help="print all results as JSON, or write them to FILE",
+            help="print all results as JSON, or write them to FILE (default: print tables)",
         )
     return arguments
 

@@ -81,7 +81,7 @@ class MultiTurn:
             "--distribution",
             choices=DISTRIBUTIONS,
             default="poisson",
-            help="distribution of the time between requests (poisson)",
+            help="arrivals of requests: a Poisson process, or uniform random pauses (poisson)",
         )
         add("--max-parallel", type=int, default=128, help="maximum concurrent requests (128)")
         add(

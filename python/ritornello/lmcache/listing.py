@@ -21,9 +21,10 @@ def list_objects(
     cursor: str | None,
 ) -> tuple[list[tuple[Family, bytes, int]], str | None]:
     """Returns the family (model, object group and salt), the key and the length in bytes of at most
-    `limit` objects, and the cursor of the next page of the list, None after its last page.
-    `stored`: families, their scopes, and the number of objects in each scope. ValueError for an
-    invalid cursor or a limit below 1.
+    `limit` objects, and the cursor of the next page of the list, None after its last page. If the
+    scope of `cursor` was dropped since the previous call, returns no objects and None. `stored`:
+    families, their scopes, and the number of objects in each scope. ValueError for an invalid
+    cursor or a limit below 1.
     """
     if limit < 1:
         raise ValueError(f"the page size is {limit}: use at least 1 key per page")

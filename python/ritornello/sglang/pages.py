@@ -21,8 +21,8 @@ Meta = Callable[[int], Pieces]
 
 
 class PagesError(ValueError):
-    """The pages of a host pool are not evenly spaced pieces of memory, or their pieces cannot be
-    divided into the requested groups.
+    """A host pool has no pages, its pages are not evenly spaced pieces of memory, or their pieces
+    cannot be divided into the requested groups.
     """
 
 

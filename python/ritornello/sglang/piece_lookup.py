@@ -247,8 +247,8 @@ class PieceLookup:
     def _ask(self, requests: Sequence[Request]) -> "list[Lookup]":
         """Looks pages up. If this thread may wait, repeats pending lookups until the remote's pages
         have arrived, the maximum time of the setting `prefetch` or `WAIT_SECONDS` has passed, or
-        SGLang ends the prefetch. Returns no lookups if an earlier call of `_ask` was cancelled:
-        SGLang, which has ended the prefetch, would not cancel further lookups.
+        SGLang ends the prefetch. Looks nothing up once `_cancelled` is set, because SGLang would
+        not cancel a lookup that begins after the end of the prefetch.
         """
         if self._cancelled:
             return []

@@ -26,8 +26,8 @@ class Paces:
         self._seconds: dict[str, float] = {}
 
     def record(self, pool: str, pages: int, seconds: float) -> None:
-        """Records a batch. The times of batches that overlap alternate between long and short,
-        because two such batches end shortly after each other; the pace is therefore an average.
+        """Records a batch. The times of batches that overlap alternate between long and short, so
+        the pace becomes the mean of the earlier pace and the pace of this batch.
         """
         pace = seconds / pages
         self._seconds[pool] = (self._seconds.get(pool, pace) + pace) / 2
@@ -94,7 +94,7 @@ class ReadAhead:
     def _begin_next(
         self, pool: "Pool", read: "PoolRead", keys: Sequence[bytes], ids: Sequence[int] | None
     ) -> None:
-        """Begins to read the batch after `read`, shortly before `read` ends. Does not raise,
+        """Begins to read the batch after `read`, before `read` is expected to end. Does not raise,
         because the caller must still wait for `read`.
         """
 

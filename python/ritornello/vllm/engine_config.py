@@ -5,7 +5,8 @@ or a tier only a part.
 other cases (`of_spec`, `of_outermost`) vLLM offers no way to receive it, and this module reads the
 local variables of vLLM's constructors that are running. `key_positions` reads a private attribute
 of vLLM's requests. No other module reads such variables or attributes. `test_tier_interface.py` and
-`test_interface.py` check the names and the order of calls in the sources of vLLM 0.32.0 and 0.33.0.
+`test_interface.py` (in tests/engines) check the names and the order of calls in the sources of vLLM
+0.32.0 and 0.33.0.
 """
 
 import sys

@@ -2,8 +2,9 @@
 consecutive blocks) between GPU and host memory, with our tier below its host memory.
 
 This module uses vLLM's class of the offloading connector, the keys of its configuration, and
-`build_offloading_config`, which computes the size of a block. `test_tier_interface.py` checks these
-names in the sources of the tested versions.
+`build_offloading_config`, which computes the size of a block.
+tests/engines/vllm_tier/test_tier_interface.py checks these names in the sources of the tested
+versions.
 """
 
 # vLLM is not installed where types are checked: its classes are Any.
