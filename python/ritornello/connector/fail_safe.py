@@ -1,8 +1,8 @@
 """The store as a connector uses it: a failed call returns a default value, and raises no exception.
 
-If a store cannot be opened, fails fatally, was closed by the core, or refuses the engine's keys, a
-background thread opens it again, with back-off. The thread ends when the store is open, or when an
-attempt fails because of an invalid setting or with an unexpected error (`is_retriable`). Another
+If a store cannot be opened for a reason that may pass (`is_retriable`), fails fatally, was closed
+by the core, or refuses the engine's keys, a background thread opens it again, with back-off. The
+thread ends when the store is open, or when an attempt fails for a reason that cannot pass. Another
 thread closes the failed store, because the close may wait for a hung disk. After the first attempt
 to open the store, calls return immediately while no store is open. Failures are counted, except
 failed attempts to open the store again, and calls that fail only because the store is already out

@@ -97,8 +97,9 @@ class SavePlan:
         return self._deferred.plan(step, saves, self._cache)
 
     def complete_step(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
-        """Takes the outcome of the steps up to number `step`. `invalid`: blocks that failed to
-        load; `failed`: requests whose load failed, where vLLM cannot name blocks.
+        """Takes the outcome of the steps up to number `step`, and cancels saves of pages that were
+        computed from a failed load. `invalid`: blocks that failed to load; `failed`: requests whose
+        load failed, where vLLM cannot name blocks. Does nothing outside MultiConnector.
         """
         if self._deferred is None:
             return

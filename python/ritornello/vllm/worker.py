@@ -94,7 +94,8 @@ class WorkerSide:
         return ShardFacts(unsupported_reason=reason or "no KV caches were registered")
 
     def begin_step(self, metadata: StepMetadata = IDLE) -> None:
-        """Begins a step. If the step saves pages, checks the weights first, so that every worker
+        """Begins a step. Makes the step wait for earlier saves that may still read blocks which the
+        engine may reuse. If the step saves pages, checks the weights first, so that every worker
         has detected a change before any worker saves.
         """
         self._step_began, self.step_loads.waited_seconds = perf_counter(), 0.0
@@ -106,8 +107,8 @@ class WorkerSide:
             self._weights_changed()
 
     def load(self, metadata: StepMetadata) -> None:
-        """Starts the loads of this step, concurrently. If the engine does not call `await_layer`
-        for all layers, waits for the synchronous loads here.
+        """Starts the loads of this step, concurrently. Waits for the synchronous loads here, unless
+        they may arrive layer by layer (`LayerGroups.announced`).
         """
         self.step_loads.finish()
         self.step_loads.failed = False
