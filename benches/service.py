@@ -109,7 +109,7 @@ def scrape(connection: http.client.HTTPConnection) -> tuple[float, int]:
 
 @contextmanager
 def scraped(address: str) -> Iterator[None]:
-    """Requests `/metrics` every second; does nothing without an address."""
+    """Requests `/metrics`, with pauses of one second; does nothing without an address."""
     stop = threading.Event()
 
     def run() -> None:

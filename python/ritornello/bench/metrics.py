@@ -14,7 +14,7 @@ CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 CONNECTOR_PREFIX = "vllm:ritornello_"
 # vLLM counts the tokens of all tiers that it does not know under this name. It knows all tiers of
-# our connector except the remote.
+# Ritornello's connector except the remote.
 TIERS = {"external_unspecified": "remote"}
 
 Labels = tuple[tuple[str, str], ...]

@@ -42,8 +42,8 @@ WINDOWS_STEP = 16
 
 class Piece(NamedTuple):
     """The pages of a lookup. `scopes`: scopes of the main pool, one for each part of a page; none
-    if the main pool holds no bytes. `before`: the keys before the pages, as in `SGLangStore`.
-    `sides`: the side pools that hold further parts of the pages.
+    if the main pool holds no bytes. `before`: the keys of all pages of the prompt before these
+    pages; None if they are unknown. `sides`: the side pools that hold further parts of the pages.
     """
 
     scopes: "Sequence[Scope]"

@@ -105,7 +105,8 @@ class Pool:
     """One host pool. `name`: SGLang's name of the pool. `leading` returns how many leading pages
     can be loaded; `prefixes` returns the prefixes that can be loaded into this pool and the side
     pools `sides` together. Puts return how many leading pages are stored, gets how many were filled
-    and verified. `before`: the keys before the pages of a call, as in `SGLangStore`.
+    and verified. `before`: the keys of all pages of the prompt before the pages of a call; None if
+    they are unknown.
     """
 
     def __init__(
@@ -212,7 +213,9 @@ class Pool:
         return PoolRead(scopes, keys, ids, copies, reads)
 
     def finish_get(self, read: PoolRead, since: float = 0.0) -> int:
-        """Waits for a read, and moves its copies to their slots. `since`: as in `SGLangStore`."""
+        """Waits for a read, and moves its copies to their slots. Returns the number of leading
+        pages filled. Time before `since` is not counted as time of this read.
+        """
         filled = len(read.keys)
         for part in read.parts:
             filled = min(filled, self._store.finish_get(part, since))

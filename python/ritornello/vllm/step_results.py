@@ -44,9 +44,9 @@ class StepResults:
         self._meter.add(f"{mode}_loads", 1 if self._counts_pages else 0)
 
     def record_load(self, load: Load, result: LoadResult, seconds: float) -> bool:
-        """Records a load that ended. `seconds`: as in `WorkerReport.load_seconds`. Returns whether
-        some pages were not filled. With several KV cache groups, the failed blocks of asynchronous
-        loads are not reported to vLLM, which then computes the whole request.
+        """Records a load that ended. `seconds`: its entry in `WorkerReport.load_seconds`. Returns
+        whether some pages were not filled. With several KV cache groups, the failed blocks of
+        asynchronous loads are not reported to vLLM, which then computes the whole request.
         """
         if self._store.wants_timings:
             self.report.load_seconds[load.request] = seconds
