@@ -221,7 +221,7 @@ def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline)
         description, answers = engine.run()
     finally:
         engine.stop()
-        # vLLM removes the name of its host memory only at an orderly stop.
+        # With a tier below it, vLLM removes the name of its host memory only at an orderly stop.
         for path in set(SHM.glob("vllm_offload_*")) - old:
             path.unlink(missing_ok=True)
     device = [description["device"], description["vllm"]]

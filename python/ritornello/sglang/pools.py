@@ -43,7 +43,8 @@ def memory_of(host: Any, slots: SlotRange, parts: int) -> Memory:
     """
     tokens = int(host.page_size)
     pages = int(getattr(host, "page_num", 0) or host.size // tokens)
-    # A pool with this attribute moves its pages to compact them, so they cannot be used in place.
+    # SGLang moves the pages of a pool in a shared domain to compact them, so such pages cannot be
+    # used in place.
     if getattr(host, "shared_allocation_domain", None) is None:
         try:
             found = pools(_meta(host, slots, tokens, parts), pages, parts)
