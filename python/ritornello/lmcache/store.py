@@ -79,7 +79,9 @@ class LMCacheStore(FailSafeStore):
         return none
 
     def cancel_lookup(self, scope: "Scope", keys: Sequence[bytes]) -> None:
-        """Cancels a pending `find`. Does nothing here: `find` in one store is never pending."""
+        """Does nothing here: `find` in one store is never pending. With tiers (`cache_store`),
+        cancels a pending `find`.
+        """
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))

@@ -195,33 +195,31 @@ class SGLangStore(FailSafeStore):
         page_tokens: int,
         sides: Sequence[SidePool] = (),
     ) -> None:
-        """Starts to fetch the main pool's pages from a remote, without waiting for the remote. A
-        later `find` of the same pages waits for this fetch. Does nothing in a store without tiers.
+        """Does nothing here. With tiers (`cache_store`), starts to fetch the main pool's pages from
+        a remote, without waiting for the remote; a later `find` of these pages waits for the fetch.
         """
 
     def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:
-        """Cancels the fetch that `begin_lookup` began. `prompt`: all keys of the prompt. Does
-        nothing in a store without tiers.
+        """Does nothing here. With tiers, cancels the fetch that `begin_lookup` began. `prompt`: all
+        keys of the prompt.
         """
 
     def cancel_lookup(self, keys: Sequence[bytes]) -> None:
-        """Makes a waiting `find` whose last key is the last of `keys` return. Does nothing in a
-        store without tiers, where `find` waits for no remote.
+        """Does nothing here, where `find` waits for no remote. With tiers, makes a waiting `find`
+        whose last key is the last of `keys` return.
         """
 
     def forget(self) -> None:
-        """Makes every waiting `find` return, and releases the leases of pages that SGLang has not
-        read. Does nothing in a store without tiers, whose lookups lease no pages.
+        """Does nothing here, where lookups lease no pages. With tiers, makes every waiting `find`
+        return, and releases the leases of pages that SGLang has not read.
         """
 
     def report(self, last: bool = False) -> None:
-        """Adds the growth of the counters of tiers to the meter. Does nothing in a store without
-        tiers.
-        """
+        """Does nothing here. With tiers, adds the growth of their counters to the meter."""
 
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Tells the gate that the engine computed `tokens` tokens after `before` tokens in
-        `seconds`. Does nothing in a store without tiers.
+        """Does nothing here. With tiers, tells the gate that the engine computed `tokens` tokens
+        after `before` tokens in `seconds`.
         """
 
     def _put_options(

@@ -124,21 +124,26 @@ class VllmStore(FailSafeStore):
     def cancel_lookup(
         self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
     ) -> None:
-        """Ends a pending `lookup`. Does nothing here: lookups of one store are never pending."""
+        """Does nothing here: lookups of one store are never pending. With tiers (`cache_store`),
+        ends a pending `lookup`.
+        """
 
     def take_loads(self) -> list[tuple[str, int, float]]:
-        """Returns tier, bytes and seconds of reads, for a gate. Empty here: a single store has no
-        gate.
+        """Returns an empty list here, because a single store has no gate. With tiers, returns tier,
+        bytes and seconds of this process's reads since the last call.
         """
         return []
 
     def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
-        """Takes the times of loads and prefills, for a gate. Does nothing here: a single store has
-        no gate. `decisions`: the `StoreHit.decision` of each request, by the request's id.
+        """Does nothing here, because a single store has no gate. With tiers, takes the times of
+        loads and prefills for the gate, and removes from `decisions` (the `StoreHit.decision` of
+        each request, by the request's id) the requests whose loads `report` names.
         """
 
     def report_stats(self) -> None:
-        """Adds counters of a cache to the meter. Does nothing here: a single store has no cache."""
+        """Does nothing here: a single store has no cache. With tiers, adds counters of the cache to
+        the meter.
+        """
 
     def submit_get(
         self,
