@@ -137,7 +137,9 @@ class Rig:
 
 
 def bytes_of(slots: DeviceSlots, pages: int) -> torch.Tensor:
-    """Returns the memory of slots as a tensor of `[pages, bytes]`."""
+    """Returns the memory of slots as a tensor of `[pages, bytes]`, which does not keep the slots
+    alive.
+    """
     first, stride = slots.memory
     array = (ctypes.c_uint8 * (stride * pages)).from_address(first)
     whole = torch.frombuffer(array, dtype=torch.uint8).view(pages, stride)

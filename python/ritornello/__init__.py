@@ -1,5 +1,5 @@
-"""Ritornello keeps the key/value pages of LLM prefixes on disk, so that no prefix is prefilled
-twice: not after eviction from memory, not after a restart.
+"""Ritornello keeps the key/value pages of LLM prefixes on disk, so that a prefix need not be
+prefilled again after its eviction from memory, or after a restart.
 
     import numpy as np
     import ritornello as rt

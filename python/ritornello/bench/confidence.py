@@ -35,8 +35,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the quantile `share` (0 to 1), interpolated linearly between the two nearest values
-    (type 7 of Hyndman and Fan).
+    """Returns the quantile `share` (0 to 1) of at least one value, interpolated linearly between
+    the two nearest values (type 7 of Hyndman and Fan).
     """
     ranked = sorted(values)
     index = share * (len(ranked) - 1)
