@@ -1,1 +1,1 @@
-"""The processes that `benches/gpu_vllm.py` starts."""
+"""The engines of `benches/gpu_vllm.py`: their settings, and the processes that it starts."""

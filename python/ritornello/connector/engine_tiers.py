@@ -1,4 +1,6 @@
-"""Checks `tiers` against the memory that an engine manages itself."""
+"""Checks the setting `tiers`, the list of a connector's tiers: engines manage the memory of GPUs,
+and some engines host memory, themselves, so the list must not name such memory.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

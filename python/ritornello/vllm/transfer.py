@@ -46,7 +46,8 @@ class PendingLoad:
     """A load in progress. Until every read is done, the kernel may write to the blocks.
 
     `held` is None if this worker can read nothing: then all pages are reported as missed.
-    `by_layer`: layer groups arrive in order. `skip_reason`: why nothing is read.
+    `by_layer`: the pages arrive in groups of consecutive layers, in order, so that a step computes
+    layers whose group has arrived. `skip_reason`: why nothing is read.
     """
 
     def __init__(
