@@ -32,7 +32,8 @@ IDLE_SECONDS = 0.2
 # function at first use.
 CLOSE_SECONDS = 2.0
 
-# Returns the page hashes of SGLang's operation, for pages of a number of tokens.
+# Arguments: an operation of SGLang, and the number of tokens of a page. Returns the hashes of the
+# operation's pages.
 Hashes = Callable[[Any, int], list[str]]
 
 

@@ -34,7 +34,7 @@ def watch_prompts() -> None:
 
 
 def watch_prefills(record: Record) -> None:
-    """Passes the times of prefills to `record`."""
+    """Passes the times of prefills to `record`. Logs the reason if this is not possible."""
     try:
         from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -52,7 +52,7 @@ def watch_prefills(record: Record) -> None:
 
 def watch_transfers() -> None:
     """Makes SGLang pass the storage all pages of a prefetch before it reads their first batch, so
-    that `read_ahead` can read later batches ahead.
+    that `read_ahead` can read later batches ahead. Logs the reason if this is not possible.
     """
     try:
         from sglang.srt.managers.cache_controller import HiCacheController

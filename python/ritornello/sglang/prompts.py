@@ -66,8 +66,9 @@ class Prompts:
         return lookup
 
     def _keys_before(self, cache: Any, node: Any, last_hash: str | None) -> list[str]:
-        """Returns the keys of all pages up to and including a node of SGLang's tree; `[UNKNOWN]` if
-        SGLang does not tell them.
+        """Returns the keys of all pages up to and including a node of SGLang's tree; an empty list
+        if `last_hash`, the hash of the last of these pages, is None; `[UNKNOWN]` if SGLang does not
+        tell the keys.
         """
         if last_hash is None:
             return []

@@ -409,8 +409,8 @@ class RitornelloStorage(HiCacheStorage):
         return keys_of(before if self.uses_prompts else before[-1:])
 
     def _before_lookup(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
-        """Returns `_before` of a lookup. If no page is before the first page of the call, SGLang
-        passes no list.
+        """Returns the keys of the pages before a lookup's first page, None if they are unknown. The
+        wrapped lookups pass no list for a lookup that begins with the prompt's first page.
         """
         if prompts.watched and (extra_info is None or extra_info.prefix_keys is None):
             return []

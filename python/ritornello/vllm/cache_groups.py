@@ -86,10 +86,10 @@ class CacheGroup:
         return len(self.stages[stage]) * (end - first) * self.head_bytes
 
     def layer_groups(self, stage: int) -> tuple[int, ...]:
-        """Returns the end of each layer group of a stage, as a number of layers. A layer group has
-        as few layers as give every object at least `GROUP_BYTES`; the last group also has the
-        remaining layers. If all layers of the stage together give an object fewer bytes, they are
-        one group.
+        """Returns the end of each layer group of a stage, as a number of layers. A layer group is
+        consecutive layers that a load delivers together: as few layers as give every object at
+        least `GROUP_BYTES`; the last group also has the remaining layers. If all layers of the
+        stage together give an object fewer bytes, they are one group.
         """
         layers = len(self.stages[stage])
         least = self.head_bytes * min(end - first for first, end in self.head_ranges)

@@ -53,7 +53,7 @@ class DecisionLog:
     ) -> "tuple[DecisionOutcome, int, str]":
         """Returns the outcome of a lookup, the number of found pages, and the detail."""
         size = self._matcher.first_bundle.page_tokens
-        # Without full attention only the tokens are known.
+        # `present` counts pages of full attention only.
         found = max(match.present, match.tokens // size)
         outcome: DecisionOutcome = "missed"
         detail = ""

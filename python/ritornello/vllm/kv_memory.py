@@ -112,8 +112,9 @@ class DeviceMemory:
     def arrangement(
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
     ) -> str:
-        """Workers choose the attention backend, by their GPU and by what is installed, and backends
-        order the dimensions of a block differently in memory.
+        """Returns the attention backends of the layers, each with the order of a block's dimensions
+        in memory. Workers choose the backend, by their GPU and by what is installed, and backends
+        order the dimensions differently.
         """
         found = {f"{self._attention(name)}/{_order(caches[name], apart)}" for name in layers}
         return "+".join(sorted(found))

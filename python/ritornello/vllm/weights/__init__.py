@@ -9,7 +9,7 @@ or saves pages.
     counters     counts of changes, shared by the processes of a machine
     parameters   detects changes of a model's parameters
     adapters     detects changes of a LoRA adapter's files
-    watch        the worker's side: hooks on what changes weights, and a check at each step
+    watch        the worker's side: hooks on what changes weights, and checks of the weights
     guard        the scheduler's side: which changes an epoch covers
     engine       hooks on vLLM's engine core: installs the watches, observes resets of the cache
 """
