@@ -5,10 +5,10 @@ the connector.
 
 Needs a vLLM with CUDA, a wheel of this project, and the folder `benches`. Each engine runs in its
 own process, with a model of random weights in the shape of Llama-3-8B with a vocabulary of 32,000
-(15 GB, in /dev/shm if it has room for four times its size, else in `--dir`). An engine writes its
-rows to `OUT/gpu-vllm.json` when it ends, and is skipped if the file has them: after an
-interruption, run the same command again. An engine is stopped when the budget of seconds is spent.
-The tables are in `OUT/gpu-vllm.md`, the logs of engines in `OUT/ENGINE.log`.
+(15 GB, in /dev/shm if it has room for four times its size, else in `--dir`). The rows of an engine
+are written to `OUT/gpu-vllm.json` when it ends, and an engine is skipped if the file has its rows:
+after an interruption, run the same command again. An engine is stopped when the budget of seconds
+is spent. The tables are in `OUT/gpu-vllm.md`, the logs of engines in `OUT/ENGINE.log`.
 
 Engines:
 

@@ -178,7 +178,7 @@ class Engine:
         return self.digests((tokens - 1) // block)
 
     def written(self) -> float:
-        """Returns the bytes of KV that the connector has saved so far."""
+        """Returns the bytes of KV that the connector has saved so far, by vLLM's metrics."""
         return sum(
             getattr(metric, "value", 0)
             for metric in self.llm.get_metrics()
@@ -193,7 +193,7 @@ class Engine:
         sleep(0.1)
 
     def settle(self) -> None:
-        """Waits until saves have ended, at most `SETTLE_SECONDS`."""
+        """Waits until no bytes were saved for `QUIET_SECONDS`, at most `SETTLE_SECONDS`."""
         began = changed = monotonic()
         last = -1.0
         while monotonic() - began < SETTLE_SECONDS and monotonic() - changed < QUIET_SECONDS:

@@ -18,7 +18,7 @@ COLOURS = ("#c3cad8", "#8fa3c9", "#e2572b", "#2f7f6f", "#8a5fb0", "#c9a227", "#3
 
 
 def subplots(width: float, height: float, dpi: float | None = None) -> tuple[Figure, Axes]:
-    """Returns an empty figure of this size in inches."""
+    """Returns an empty figure of this size in inches, and its axes."""
     plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
     return plt.subplots(figsize=(width, height), dpi=dpi)
 

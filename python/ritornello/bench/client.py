@@ -74,7 +74,7 @@ class Server:
         return b"".join(body).decode(errors="replace")
 
     async def models(self) -> list[str]:
-        """Returns the names of the served models."""
+        """Returns the names of the served models. ServingError if the server does not tell them."""
         try:
             reply_text = json.loads(await self.get("/v1/models"))
             return [str(model["id"]) for model in reply_text["data"]]
@@ -85,8 +85,8 @@ class Server:
             ) from error
 
     async def complete(self, body: Mapping[str, Any], deadline_s: float) -> Reply:
-        """Sends a completion (`prompt`, `max_tokens`, `model`...), streamed, and reads the
-        answer.
+        """Sends a completion (`prompt`, `max_tokens`, `model`...), streamed, and reads the answer.
+        ServingError if it fails or takes longer than `deadline_s` seconds.
         """
         request_body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         ids: list[int] = []

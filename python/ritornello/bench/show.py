@@ -1,4 +1,4 @@
-"""Terminal output of a run: a progress bar, then a table."""
+"""Terminal output of a run: the number of ended requests while it runs, then a table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

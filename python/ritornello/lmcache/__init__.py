@@ -4,10 +4,10 @@
         "module_path": "ritornello.lmcache", "class_name": "RitornelloL2Adapter",
         "adapter_params": {"path": "/nvme/kv", "capacity": "200GiB"}}'
 
-`RitornelloL2Adapter` has all features: a lookup leases objects until their load, usage and keys
-survive a restart, and objects of a different dtype or shape are not reused. `NativeClient`, for
-`"type": "native_plugin"`, is wrapped in an adapter of LMCache's own, and distinguishes formats
-of objects by the objects' size only.
+`RitornelloL2Adapter` has all features: a lookup leases objects until LMCache unlocks them, usage
+and keys survive a restart, and objects of a different dtype or shape are not reused.
+`NativeClient`, for `"type": "native_plugin"`, is wrapped in an adapter of LMCache's own, and
+distinguishes formats of objects by the objects' size only.
 
 Settings in addition to `path`: see `settings`. Only `adapter` imports LMCache.
 """
