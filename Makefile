@@ -252,9 +252,9 @@ test-lsm: $(LSM)/env
 
 # Loom models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
 # release mode. The excluded crates have no models, and depend on HTTP libraries, which are not
-# meant to be compiled with `--cfg loom`. Without LTO, the build takes a seventh less time than with it.
+# meant to be compiled with `--cfg loom`.
 test-loom:
-	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off $(CARGO_TEST) --workspace --locked --quiet \
+	RUSTFLAGS="--cfg loom" $(CARGO_TEST) --workspace --locked --quiet \
 		$(addprefix --exclude ritornello-,python cli operations service lab terminal remote) \
 		--release --target-dir target/loom --test 'loom_*'
 

@@ -27,7 +27,13 @@ impl<'py> Keys<'py> {
     /// Takes references to the elements of a list or another iterable.
     pub(crate) fn of(keys: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(list) = keys.cast::<PyList>() {
-            return list.iter().enumerate().map(|(at, key)| key_bytes(at, key)).collect();
+            // The iterator of a list asks for its length before each element.
+            let length = list.len();
+            let mut taken = Vec::with_capacity(length);
+            for at in 0..length {
+                taken.push(key_bytes(at, list.get_item(at)?)?);
+            }
+            return Ok(Self(taken));
         }
         keys.try_iter()
             .map_err(|_| invalid(keys.py(), "keys must be a list of bytes objects"))?
