@@ -22,17 +22,17 @@ def list_objects(
 ) -> tuple[list[tuple[Family, bytes, int]], str | None]:
     """Returns the family (model, object group and salt), the key and the length in bytes of at most
     `limit` objects, and the cursor of the next page of the list, None after its last page. If the
-    scope of `cursor` was dropped since the previous call, returns no objects and None. `stored`:
-    families, their scopes, and the number of objects in each scope. ValueError for an invalid
-    cursor or a limit below 1.
+    scope of `cursor` was dropped since the previous call, the list begins again, because later
+    scopes would be left out otherwise; objects may then be listed twice. `stored`: families, their
+    scopes, and the number of objects in each scope. ValueError for an invalid cursor or a limit
+    below 1.
     """
     if limit < 1:
         raise ValueError(f"the page size is {limit}: use at least 1 key per page")
     start, after, skip = _parse(cursor)
     ids = [scope.id.hex() for _, scope, _ in stored]
-    if start and start not in ids:
-        # The scope of the cursor was dropped since the previous call.
-        return [], None
+    if start not in ids:
+        start, after, skip = "", 0, 0
     listed: list[tuple[Family, bytes, int]] = []
     for family, scope, objects in stored[ids.index(start) if start else 0 :]:
         # The scope of the cursor may have become empty, and is still a valid position.
