@@ -62,7 +62,7 @@ test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 # first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
 LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service
-ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake
+ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake test-serve-demo
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
@@ -70,7 +70,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv rocksdb build service-tools wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
-	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache bench bench-shared clean
+	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache serve-demo bench bench-shared clean
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -329,6 +329,10 @@ test-vllm-long: $(STAMPS)/vllm $(STAMPS)/sources $(STAMPS)/s3
 test-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3
 	$(BIN)/python -m benches.shared --short
 
+# The short form of `serve-demo`: the node service explains the requests of a real vLLM.
+test-serve-demo:
+	@$(MAKE) --no-print-directory serve-demo CHECK=1
+
 test-lmcache: $(STAMPS)/lmcache $(STAMPS)/sources
 	$(LMCACHE)/bin/python -m pytest tests/engines/lmcache -q
 
@@ -360,6 +364,10 @@ format: $(STAMPS)/venv ## repairs what tools can repair of the findings of `lint
 demo: ## a real vLLM answers long prompts with an empty store, with the filled store, and without Ritornello
 	@$(MAKE) --no-print-directory --jobs 2 $(STAMPS)/build $(STAMPS)/demo-model $(STAMPS)/vllm
 	$(BIN)/python -m demo
+
+serve-demo: ## a real vLLM under a chat load, beside the node service of its store, until Ctrl-C; with CHECK=1 a short check
+	@$(MAKE) --no-print-directory --jobs 2 $(STAMPS)/build $(STAMPS)/demo-model $(STAMPS)/vllm
+	$(BIN)/python -m demo.serve $(if $(filter 1,$(CHECK)),--check)
 
 $(STAMPS)/demo-model: $(STAMPS)/vllm-packages engines/vllm/make_model.py
 	$(VLLM)/bin/python engines/vllm/make_model.py demo build/demo/model

@@ -57,9 +57,12 @@ class Engine(Process):
                 if line.startswith(b"data: {"):
                     yield json.loads(line[6:])
         except OSError as error:
-            raise ServerError(f"{self.name}: no answer ({error}); see {self.log}") from error
+            raise self._silent(error) from error
         finally:
             connection.close()
+
+    def _silent(self, error: Exception) -> ServerError:
+        return ServerError(f"{self.name}: no answer ({error}); see {self.log}")
 
     def _answer(self, ttft_s: float, tokens: list[int], wanted: int) -> Answer:
         if len(tokens) != wanted:

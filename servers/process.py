@@ -20,6 +20,18 @@ class ServerError(Exception):
     """
 
 
+class StartError(ServerError):
+    """A server did not start. `log`: the file with the server's output."""
+
+    def __init__(self, message: str, log: Path) -> None:
+        super().__init__(f"{message}; see {log}")
+        self.log = log
+
+    def tail(self, lines: int) -> str:
+        """Returns the last lines of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
 class Started(ABC):
     """A context manager that stops what it started, even if starting fails."""
 
@@ -64,13 +76,13 @@ class Process(Started):
         deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise ServerError(f"{self.name} did not start: it ended; see {self.log}")
+                raise StartError(f"{self.name} did not start: it ended", self.log)
             with suppress(OSError):
                 if self._is_up():
                     return
             time.sleep(0.25)
         seconds = f"{self.start_seconds:.0f} s"
-        raise ServerError(f"{self.name} did not start: not up after {seconds}; see {self.log}")
+        raise StartError(f"{self.name} did not start: not up after {seconds}", self.log)
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
         """Sends `sign` to the server, waits at most `stop_seconds` for its end, and kills all
@@ -80,12 +92,15 @@ class Process(Started):
         process, self.process = self.process, None
         if process is None:
             return
-        process.send_signal(sign)
-        with suppress(subprocess.TimeoutExpired):
+        try:
+            process.send_signal(sign)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(self.stop_seconds)
+        finally:
+            # A signal to this process may have interrupted the wait.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(self.stop_seconds)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(self.stop_seconds)
 
     @abstractmethod
     def _command(self) -> list[str]: ...

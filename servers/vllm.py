@@ -3,10 +3,11 @@
 import json
 import time
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 from ritornello.bench.metrics import Metrics
-from servers.engine import ANSWER_SECONDS, COUNTERS_SECONDS, Answer, Engine
+from servers.engine import ANSWER_SECONDS, COUNTERS_SECONDS, JSON, Answer, Engine
 from servers.environment import fast_dtype
 from servers.process import ServerError, request
 
@@ -65,8 +66,24 @@ def tokens_by_source(counters: Metrics) -> dict[str, int]:
     return {told: int(counted.get(source, 0)) for source, told in SOURCES.items()}
 
 
+# Options of a request whose pages are neither loaded from the store nor saved.
+NOT_STORED = {"ritornello.no_load": True, "ritornello.no_store": True}
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """`request_id`: the id that vLLM returned."""
+
+    request_id: str
+    text: str
+
+
 @dataclass
 class VLLMServer(Engine):
+    """`kv_blocks`: KV blocks of the engine's memory; None means all that fit."""
+
+    kv_blocks: int | None = None
+
     def ask(self, prompt: list[int], answer_tokens: int, remember: bool = True) -> Answer:
         """Streams a greedy answer. With `remember=False` the prompt's pages are neither loaded from
         the store nor saved.
@@ -81,7 +98,7 @@ class VLLMServer(Engine):
             "return_token_ids": True,
         }
         if not remember:
-            body["kv_transfer_params"] = {"ritornello.no_load": True, "ritornello.no_store": True}
+            body["kv_transfer_params"] = NOT_STORED
         began, first = time.perf_counter(), 0.0
         tokens: list[int] = []
         for told in self._stream("/v1/completions", body):
@@ -91,8 +108,42 @@ class VLLMServer(Engine):
             tokens += got
         return self._answer(first, tokens, answer_tokens)
 
+    def chat(
+        self,
+        messages: list[dict[str, str]],
+        answer_tokens: int,
+        request_id: str,
+        options: dict[str, Any] | None = None,
+    ) -> ChatAnswer:
+        """Returns the greedy answer to a conversation. vLLM makes its id of the request from
+        `request_id`. `options`: the connector's options of the request.
+        """
+        body = {
+            "model": "demo",
+            "messages": messages,
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "kv_transfer_params": options,
+        }
+        path, headers = "/v1/chat/completions", {**JSON, "X-Request-Id": request_id}
+        try:
+            status, reply = request(
+                self.port, path, "POST", json.dumps(body), headers, timeout=ANSWER_SECONDS
+            )
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from error
+        if status != 200:
+            raise ServerError(f"{self.name}: {path}: {status} {reply[:300]!r}")
+        told = json.loads(reply)
+        return ChatAnswer(told["id"], told["choices"][0]["message"]["content"] or "")
+
     def counters(self) -> Metrics:
-        return Metrics.parse(request(self.port, "/metrics", timeout=ANSWER_SECONDS)[1].decode())
+        try:
+            answer = request(self.port, "/metrics", timeout=ANSWER_SECONDS)[1]
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from error
+        return Metrics.parse(answer.decode())
 
     def settled(self, prompt_tokens: int) -> Metrics:
         """Returns `/metrics` once its counters include `prompt_tokens` tokens in all. vLLM updates
@@ -117,6 +168,8 @@ class VLLMServer(Engine):
         command += ["--max-model-len", str(self.max_tokens), "--max-num-batched-tokens", "2048"]
         # Without this timeout vLLM kills its processes immediately, before pending work ends.
         command += ["--shutdown-timeout", str(DRAIN_SECONDS)]
+        if self.kv_blocks is not None:
+            command += ["--num-gpu-blocks-override", str(self.kv_blocks)]
         if self.connector is not None:
             command += ["--kv-transfer-config", json.dumps(self.connector)]
         return command

@@ -45,9 +45,7 @@ class Engine(VLLMServer):
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def _command(self) -> list[str]:
-        blocks = self.scale.device // self.scale.block
-        more = ["--num-gpu-blocks-override", str(blocks), "--enable-prompt-tokens-details"]
-        return [*super()._command(), *more]
+        return [*super()._command(), "--enable-prompt-tokens-details"]
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -96,6 +94,7 @@ class Fleet(Started):
                 log=folder / f"{name}-{number}.log",
                 max_tokens=-(-(scale.longest + 1) // scale.block) * scale.block,
                 connector=config,
+                kv_blocks=scale.device // scale.block,
                 scale=scale,
                 threads=max(cores // ENGINES, 1),
                 environment=environment,
