@@ -24,8 +24,9 @@ def demonstrate(run: Callable[[Console], Sequence[str]]) -> int:
         broken = run(console)
     except ServerError as error:
         if isinstance(error, StartError):
-            console.print(error.tail(LOG_LINES), markup=False, highlight=False)
-        console.print("[bold red]The demonstration did not run:[/bold red]", escape(str(error)))
+            console.print(error.tail(LOG_LINES), markup=False, highlight=False, soft_wrap=True)
+        told = f"[bold red]The demonstration did not run:[/bold red] {escape(str(error))}"
+        console.print(told, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         console.print("interrupted")
@@ -34,7 +35,8 @@ def demonstrate(run: Callable[[Console], Sequence[str]]) -> int:
         for sign, handler in zip(signs, handlers, strict=True):
             signal.signal(sign, handler)
     for claim in broken:
-        console.print("[bold red]a claim did not hold:[/bold red]", escape(claim))
+        told = f"[bold red]a claim did not hold:[/bold red] {escape(claim)}"
+        console.print(told, soft_wrap=True)
     return 1 if broken else 0
 
 

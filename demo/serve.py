@@ -36,12 +36,13 @@ MODEL = ROOT / "build/demo/model"
 FOLDER = ROOT / "build/serve-demo"
 # The store has room for the conversations that continue, and for few that have ended. vLLM's memory
 # has room for fewer, so that pages are loaded from the store.
-STORED_PAGES = 80
+STORED_PAGES = 112
 SEGMENT_BYTES = 4 << 20
 KV_BLOCKS = MAX_TOKENS // PAGE_TOKENS + 2
 # Generations of conversations before the first report.
 GENERATIONS = 2
 PAUSE_SECONDS = 3.0
+METRICS = "^ritornello_(hit|missed|evicted)_pages_total"
 
 
 def page_bytes(model: Path) -> int:
@@ -91,7 +92,7 @@ def tell(console: Console, service: NodeService, engine: VLLMServer, request_id:
     folder = os.path.relpath(FOLDER / "prometheus")
     for line in (
         f"the node service: {service.address}   vLLM: http://127.0.0.1:{engine.port}",
-        f"  curl -s {service.address}/metrics | grep -E '(hit|missed|evicted)_pages_total'",
+        f"  curl -s {service.address}/metrics | grep -E '{METRICS}'",
         f"  curl -s '{service.address}/v1/decisions?limit=5'",
         f"  {command} explain {store} --request {request_id}",
         f"  {command} top {store}",
@@ -109,7 +110,7 @@ def report(console: Console, service: NodeService, load: ChatLoad) -> list[str]:
 
 
 def continue_until_interrupted(console: Console, load: ChatLoad) -> None:
-    console.print("The load continues, one request every 3 s. Ctrl-C ends it.")
+    console.print(f"The load continues, with pauses of {PAUSE_SECONDS:.0f} s. Ctrl-C ends it.")
     try:
         with progress_bar(console) as progress:
             task = progress.add_task("", total=None)
@@ -137,8 +138,11 @@ def main(console: Console, check: bool) -> list[str]:
             kv_blocks=KV_BLOCKS,
         )
         with service:
-            console.print(f"the node service: {service.address}  [dim]log: {service.log}[/dim]")
-            console.print(f"vLLM starts, in about a minute  [dim]log: {engine.log}[/dim]")
+            for line, log in (
+                (f"the node service: {service.address}", service.log),
+                ("vLLM starts, in about a minute", engine.log),
+            ):
+                console.print(f"{line}  [dim]log: {os.path.relpath(log)}[/dim]", soft_wrap=True)
             with engine:
                 load = ChatLoad(engine)
                 with progress_bar(console) as progress:
