@@ -1,5 +1,6 @@
-"""A store that refuses a connector's keys, or that cannot be closed, does not keep the connector
-from another store.
+"""A connector whose store's policy refuses the hash of the engine's keys serves nothing, and opens
+the path again until the policy permits the hash. A failed store that cannot be closed does not
+prevent the opening of another store.
 """
 
 import logging

@@ -20,8 +20,8 @@ use tokio::time::timeout_at;
 pub(crate) struct Observation {
     /// The state of the store, or why it is unknown.
     pub(crate) observed: std::result::Result<Observed, Problem>,
-    /// Pages that lookups missed since open, as counted by the owner; never less than in an earlier
-    /// observation of the same opening.
+    /// Pages that lookups missed since the owner opened the store. Does not fall while this owner
+    /// has the store open. Zero without meaning unless `observed` is [`Observed::Owned`].
     pub(crate) missed_pages: u64,
     /// Duration of the observation.
     pub(crate) took: Duration,
@@ -147,7 +147,7 @@ impl Observer {
     /// Starts the thread of an observation.
     fn begin(self: &Arc<Self>, begun: Instant) {
         // Dropping `end` ends the observation, even if the observation panics or its thread cannot
-        // be started: otherwise no later observation would begin.
+        // be started: otherwise requests would wait for it in vain until it is abandoned.
         let end = End { observer: Arc::clone(self), begun, observed: None };
         // Do not use tokio's thread pool: it panics if its first thread cannot be started.
         let started =

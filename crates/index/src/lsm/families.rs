@@ -290,7 +290,8 @@ impl Families {
         is_consistent
     }
 
-    /// Records the manifest's length: see [`super::seal`].
+    /// Writes the length of RocksDB's file MANIFEST beside it ([`super::seal`]), so that the next
+    /// opening detects a MANIFEST that has lost its end.
     pub(super) fn seal(&self) {
         super::seal::write(self.db.path(), &self.names.seal);
     }

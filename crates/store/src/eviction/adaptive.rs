@@ -75,8 +75,9 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// Creates the policy. The policy cuts runs in chunks of `chunk_units` units, rounded up to
-    /// whole pages, and evicts a shorter remainder with the last chunk.
+    /// An eviction takes pages from the end of a run or a part of it: a multiple of `chunk_units`
+    /// units, rounded up to whole pages; all of it if less than a chunk, or less than the requested
+    /// units, would be left.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),

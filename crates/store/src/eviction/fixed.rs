@@ -17,8 +17,9 @@ impl FixedPolicy {
         Self::with_chunk(policy, CHUNK_UNITS)
     }
 
-    /// Creates the state. The policy cuts runs in chunks of `chunk_units` units, rounded up to
-    /// whole pages, and evicts a shorter remainder with the last chunk.
+    /// An eviction takes pages from the end of a run or a part of it: a multiple of `chunk_units`
+    /// units, rounded up to whole pages; all of it if less than a chunk, or less than the requested
+    /// units, would be left.
     pub(super) fn with_chunk(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self { name: policy.name(), tree: Tree::new(policy, chunk_units) }
     }

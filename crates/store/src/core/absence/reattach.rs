@@ -328,8 +328,8 @@ fn attach(
     let candidate = segments.examine(&found.dir())?;
     if !candidate.is_trusted() {
         return Err(Error::invalid(
-            "this file system cannot be trusted to keep one owner's writes in order: mount the \
-             volume on a local file system",
+            "another machine or process serves this file system, so locks and durability are not \
+             certain: mount the volume on a local file system",
         ));
     }
     segments.attach(number, candidate)?;

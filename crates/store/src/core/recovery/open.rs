@@ -65,7 +65,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, cannot be
-    /// written, or is on a full disk, or the file system may not keep one owner's writes in order;
+    /// written, or is on a full disk, or another machine or process serves its file system;
     /// `Fatal` if both copies of the manifest are damaged, or if a change of the store's files
     /// failed half-way; `Retry` if another file-system operation fails, a background thread cannot
     /// be started, or adding a listed directory poisoned the store. Other damage is not an error:
@@ -326,8 +326,8 @@ fn check_trust(segments: &Segments) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(
-        "this file system cannot be trusted to keep one owner's writes in order: \
-         put the store on a local disk",
+        "another machine or process serves this file system, so locks and durability are not \
+         certain: put the store on a local disk",
     )
     .with("file_system", report.file_systems.join(", "))
     .with("why", report.distrust))

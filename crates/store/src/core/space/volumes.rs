@@ -101,8 +101,8 @@ impl StoreCore {
         let candidate = self.segments.examine(&path)?;
         if !candidate.is_trusted() {
             return Err(Error::invalid(
-                "this file system cannot be trusted to keep one owner's writes in order: name a \
-                 directory on a local disk",
+                "another machine or process serves this file system, so locks and durability are \
+                 not certain: name a directory on a local disk",
             )
             .with("dir", path.display())
             .with("file_system", candidate.file_system()));

@@ -111,11 +111,11 @@ pub fn tables(report: &Report) -> String {
     }
     let mut raw = table(&["raw", "write GiB/s", "read GiB/s"]);
     for rates in report.directories.iter().chain([&report.sum]) {
-        let name = if rates.dir.is_empty() { "all together: the sum" } else { &rates.dir };
+        let name = if rates.dir.is_empty() { "all at once" } else { &rates.dir };
         let [write, read] = [rates.write_gib_s, rates.read_gib_s].map(|rate| format!("{rate:.2}"));
         raw.add_row([name, &write, &read]);
     }
-    let mut calls = table(&["calls", "", "GiB/s", "ratio to the sum", "CPU s/GiB"]);
+    let mut calls = table(&["calls", "", "GiB/s", "ratio to raw, all at once", "CPU s/GiB"]);
     for row in &report.calls {
         for (what, moved) in [("put + flush", &row.put), ("cold get", &row.get)] {
             calls.add_row([
