@@ -470,6 +470,13 @@ def test_consecutive_keys_are_found() -> None:
     assert order.following(request, KEYS[5]) == [KEYS[5]]
     request.over(KEYS[:6])
     assert order.following(request, KEYS[3]) == KEYS[3:6]
+    several = Request("g").over(KEYS[:4], offload_keys("b", 4, group=1))
+    assert KeySequence(group).following(several, KEYS[1]) == KEYS[1:4]
+    backwards = Request("b")
+    backwards._offload_key_positions = dict(reversed(several._offload_key_positions.items()))
+    assert KeySequence(group).leading(backwards) == KEYS[:4]
+    other = Request("o").over(offload_keys("b", 4, group=1))
+    assert KeySequence(group).leading(other) == []
     stranger = Request("s").over(KEYS[:1])
     stranger._offload_key_positions |= {KEYS[3]: 4 * TOKENS, KEYS[4]: 5 * TOKENS}
     gapped = KeySequence(group)

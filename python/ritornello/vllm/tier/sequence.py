@@ -67,6 +67,8 @@ class KeySequence:
         keys = self._keys_by_number(context)
         if number is None or keys.get(number) != key:
             return [key]
+        if number < len(leading := self._leading_keys(context)):
+            return leading[number:]
         found = [key]
         while (successor := keys.get(number + len(found))) is not None:
             found.append(successor)
@@ -76,11 +78,7 @@ class KeySequence:
         """Returns the keys from the first chunk up to the first unknown chunk; the same object
         until vLLM records further keys.
         """
-        keys = self._keys_by_number(context)
-        if not self._leading:
-            while (key := keys.get(len(self._leading))) is not None:
-                self._leading.append(key)
-        return self._leading
+        return self._leading_keys(context)
 
     def window(self, context: Context, key: bytes) -> Sequence[bytes]:
         """Returns the known keys of the window that ends with `key`."""
@@ -101,6 +99,15 @@ class KeySequence:
         predecessor = self._keys_by_number(context).get(number - 1)
         return [] if predecessor is None else [predecessor]
 
+    def _leading_keys(self, context: Context) -> list[bytes]:
+        keys = self._keys_by_number(context)
+        if not self._leading:
+            if list(keys) == list(range(len(keys))):
+                self._leading = list(keys.values())
+            while (key := keys.get(len(self._leading))) is not None:
+                self._leading.append(key)
+        return self._leading
+
     def _keys_by_number(self, context: Context) -> Mapping[int, bytes]:
         # Without positions each key is looked up alone, and puts have no parents.
         positions = key_positions(context)
@@ -108,12 +115,29 @@ class KeySequence:
             step, suffix = self._group.chunk_tokens, self._group.number.to_bytes(GROUP_BYTES, "big")
             self._known_count = len(positions)
             self._leading = []
-            self._keys = {
-                end // step - 1: key
-                for key, end in positions.items()
-                if end % step == 0 and key[-GROUP_BYTES:] == suffix
-            }
+            if self._are_consecutive(positions):
+                self._keys = dict(enumerate(positions))
+            else:
+                self._keys = {
+                    end // step - 1: key
+                    for key, end in positions.items()
+                    if not end % step and key.endswith(suffix)
+                }
         return self._keys
+
+    def _are_consecutive(self, positions: Mapping[bytes, int]) -> bool:
+        """Returns whether `positions` are the ends of consecutive chunks of this group, in order
+        from the first chunk, as vLLM records them for a model with one group. With several groups
+        positions repeat, or decrease. The loop over the keys that this saves takes three times as
+        long.
+        """
+        step, ends = self._group.chunk_tokens, list(positions.values())
+        return (
+            bool(ends)
+            and ends[-1] == step * len(ends)
+            and ends == list(range(step, ends[-1] + 1, step))
+            and group_of(next(iter(positions))) == self._group.number
+        )
 
 
 def consecutive_runs(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[slice]:
