@@ -90,7 +90,7 @@ class RecordedStore:
     this object. Attributes in `AT_ONCE` do not wait for the owner of the store.
     """
 
-    AT_ONCE = frozenset({"role", "time_limit", "submit_get", "submit_put"})
+    AT_ONCE = frozenset({"role", "time_limit", "submit_get", "submit_put", "note_decision"})
 
     def __init__(self, store: Any) -> None:
         self._store = store

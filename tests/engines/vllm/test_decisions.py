@@ -1,51 +1,14 @@
 """`ritornello explain --request`: requests of vLLM are explained by the ids that vLLM returned."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
 
+from explanations import answers, decisions, explain
 from harness import BLOCK, Engine, prompt
 
 from ritornello import Store
 
 # Pages that can be loaded for a prompt of 300 tokens: the full pages of its first 299 tokens.
 PAGES = 299 // BLOCK
-
-
-def explain(path: Path, request: str) -> dict[str, Any]:
-    """Returns the entry of the only request with this id, whose decision arrives in seconds."""
-    deadline = monotonic() + 30
-    while True:
-        words = ["explain", str(path), "--request", request, "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "ritornello", *words],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        found = json.loads(done.stdout)["requests"]
-        if found:
-            (entry,) = found
-            assert entry["request_id"].startswith(request)
-            return dict(entry)
-        assert monotonic() < deadline, "the engine reported no decision"
-        sleep(0.2)
-
-
-def decisions(entry: dict[str, Any]) -> list[tuple[str, int, int, int]]:
-    """Returns the outcome, and the number of pages, of found and of loaded pages."""
-    names = ("outcome", "pages", "found", "loaded")
-    return [tuple(made[name] for name in names) for made in entry["decisions"]]
-
-
-def answers(entry: dict[str, Any]) -> list[tuple[str, str, int]]:
-    return [
-        (span["answer"], span["detail"], span["pages"]) for span in entry["explanation"]["spans"]
-    ]
 
 
 def evict_all(path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -84,6 +85,16 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def reported_decisions(path: Path) -> dict[str, int]:
+    """Returns the owner's counters after it has received the decisions to load two prompts."""
+    end = monotonic() + 30
+    with rt.Store.open(path) as store:
+        while (counts := store.stats()["counters"])["decisions_loaded"] < 2:
+            assert monotonic() < end, counts
+            sleep(0.1)
+    return dict(counts)
+
+
 @pytest.fixture(scope="session")
 def told(model: Path, store_path: Path) -> dict[str, Any]:
     """Returns the answers of an engine in another process. This engine was a client of the store's
@@ -94,6 +105,7 @@ def told(model: Path, store_path: Path) -> dict[str, Any]:
         other("forget")
         said["client"] = [other("ask", prompt=FIRST), other("ask", prompt=SECOND)]
         said["client_counts"] = other("counts")
+        said["client_decisions"] = reported_decisions(store_path)
         other("flush")
         owner.kill()
         owner.wait(60)

@@ -3,11 +3,13 @@ device, host memory and secondary tiers: answers, bytes, failing loads, aborted 
 the cache, and a missing store.
 """
 
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from conftest import FIRST, SECOND
+from explanations import answers, decisions, explain
 from harness import BLOCK, prompt
 from tier_harness import TierEngine
 from tier_probes import Digests, fail_loads
@@ -79,6 +81,31 @@ def test_request_needs_one_lookup(engine: TierEngine) -> None:
     # chunk, so it needs no lookup.
     assert after["ritornello_lookups"] - before["ritornello_lookups"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
+
+
+def test_request_is_explained_by_the_returned_id(engine: TierEngine, store_path: Path) -> None:
+    asked = prompt(16, 300)
+    chunks = len(asked) // BLOCK
+    cold = engine.ask(asked)[0]
+    engine.forget_all()
+    entry = explain(store_path, cold.request_id)
+    assert decisions(entry) == [("missed", chunks, 0, 0)]
+    assert answers(entry) == [("hit", "", chunks)]
+    warm = engine.ask(asked)[0]
+    assert warm.num_cached_tokens == cached(asked)
+    # vLLM repeats the lookup while it waits for the chunks.
+    entry = explain(store_path, warm.request_id)
+    assert decisions(entry) == [("loaded", chunks, chunks, chunks)]
+    engine.forget_all()
+    refused = engine.ask(asked, params={"ritornello.no_load": True})[0]
+    assert decisions(explain(store_path, refused.request_id)) == [("not_cacheable", chunks, 0, 0)]
+
+
+def test_decisions_of_client_reach_the_owner(told: dict[str, Any]) -> None:
+    counts = told["client_decisions"]
+    assert counts["decisions_loaded"] >= 2
+    assert counts["decisions_missed"] >= 2
+    assert (counts["decisions_failed"], counts["dropped_decisions"]) == (0, 0)
 
 
 def test_chunk_bytes_are_restored(engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,11 @@ Invariants:
 from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.meter import Meter
 from ritornello.vllm.tier.cache import Found, Prompt, TierCache
+from ritornello.vllm.tier.decisions import DecisionLog
 from ritornello.vllm.tier.requests import (
     Decision,
     LookupAnswer,
@@ -66,11 +67,13 @@ class CacheLookups:
         groups: Callable[[], Sequence[Group]],
         row_bytes: int,
         meter: Meter,
+        decisions: DecisionLog,
     ) -> None:
         self._cache = cache
         self._groups = groups
         self._row_bytes = row_bytes
         self._meter = meter
+        self._decisions = decisions
         # Whether a lookup took longer than `ANSWER_SECONDS`, and no answer has arrived since.
         self._slow = False
         self._step = 0
@@ -103,6 +106,7 @@ class CacheLookups:
             asked.started = perf_counter()
             asked.call = None if self._cache.broken else self._cache.submit_lookup(asked.prompt)
             if asked.call is None:
+                self._record(state, asked, number or 0, group, context, without_result="failed")
                 return LookupAnswer.MISS
             if not self._slow:
                 self._slow = not asked.call.wait(ANSWER_SECONDS)
@@ -112,7 +116,7 @@ class CacheLookups:
         found, asked.call = asked.call.value, None
         self._meter.add("lookups")
         self._meter.add("lookup_seconds", perf_counter() - asked.started)
-        return self._answer(state, asked, search, found, key, number or 0)
+        return self._answer(state, asked, search, found, key, number or 0, group, context)
 
     def _search_of(self, state: RequestState, group: Group, key: bytes) -> WindowSearch:
         search = state.searches.get(group.number)
@@ -227,14 +231,18 @@ class CacheLookups:
         found: Found | None,
         key: bytes,
         number: int,
+        group: Group,
+        context: Context,
     ) -> LookupAnswer:
         if found is None:  # the cache failed
             state.answers[key] = False
+            self._record(state, asked, number, group, context, without_result="failed")
             return LookupAnswer.MISS
         lookup, keys = found.lookup, asked.keys
         asked.pending = lookup.state != "ready"
         if asked.pending:
             asked.next_at = monotonic() + POLL_SECONDS
+            self._record(state, asked, number, group, context, without_result="waiting")
             return self._pend(state, asked, search)
         if found.present is not None:
             state.answers.update(zip(keys, found.present, strict=True))
@@ -252,6 +260,16 @@ class CacheLookups:
                 asked.decision = Decision(lookup, first, end)
             for place in range(first, len(keys)):
                 state.answers[keys[place]] = place < end
+            self._record(
+                state,
+                asked,
+                number,
+                group,
+                context,
+                found=max(lookup.local - first, 0),
+                offered=max(end - first, 0),
+                lookup=lookup,
+            )
         answer = LookupAnswer.HIT if state.answers.get(key) else LookupAnswer.MISS
         if answer is LookupAnswer.MISS and found.present is None:
             for lease in lookup.leases:
@@ -259,6 +277,21 @@ class CacheLookups:
         else:
             state.leases.extend(lookup.leases)
         return answer
+
+    def _record(
+        self,
+        state: RequestState,
+        asked: PromptLookup,
+        number: int,
+        group: Group,
+        context: Context,
+        **result: Any,
+    ) -> None:
+        """Records the `result` of a lookup of leading chunks, of which vLLM has `number` chunks."""
+        if asked.prompt.chunk_tokens:
+            self._decisions.record_lookup(
+                state, context, group, asked.prompt.scope, asked.keys, start=number, **result
+            )
 
     def _abandon(self, asked: PromptLookup) -> None:
         if asked.call is not None or asked.pending:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.tier.cache import Prompt
@@ -12,7 +12,7 @@ from ritornello.vllm.tier.call_thread import Call
 from ritornello.vllm.tier.sequence import KeySequence
 
 if TYPE_CHECKING:
-    from ritornello._core import Lookup
+    from ritornello._core import DecisionOutcome, Lookup
 
 
 class LookupAnswer(Enum):
@@ -28,6 +28,31 @@ class Decision:
     lookup: "Lookup"
     first: int
     end: int
+
+
+class RecordedDecision(NamedTuple):
+    """A decision about the chunk `first` of a request and the following chunks: `found` chunks were
+    found, `loaded` chunks are loaded. `next`: the chunk after the loaded chunks; None if it is not
+    known.
+    """
+
+    outcome: "DecisionOutcome"
+    first: bytes
+    found: int
+    loaded: int
+    detail: str
+    next: bytes | None
+
+    def covers(self, later: "RecordedDecision") -> bool:
+        """Returns whether `later` begins after the chunks that this decision loads, and finds no
+        further chunk.
+        """
+        return (
+            self.loaded > 0
+            and later.first == self.next
+            and not later.loaded
+            and later.found <= self.found - self.loaded
+        )
 
 
 @dataclass(slots=True)
@@ -78,7 +103,8 @@ class RequestState:
     to `leases` at any time. `prompts`: with several tiers, the lookups of the request, by name: the
     group's number for the leading chunks of a chained group, the last key for a window of another
     group, the chunk's own key for a single chunk. `searches`: searches for windows, by group.
-    `prefix_pending_in`: the step in which the answer of a chained group is pending.
+    `prefix_pending_in`: the step in which the answer of a chained group is pending. `recorded`: by
+    group, the last decision that was recorded (`DecisionLog`).
     """
 
     options: RequestOptions
@@ -89,3 +115,4 @@ class RequestState:
     prompts: dict[int | bytes, PromptLookup] = field(default_factory=dict)
     searches: dict[int, WindowSearch] = field(default_factory=dict)
     prefix_pending_in: int = -1
+    recorded: dict[int, RecordedDecision] = field(default_factory=dict)

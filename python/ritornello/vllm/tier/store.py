@@ -16,7 +16,7 @@ from ritornello.vllm.settings import Settings
 from ritornello.vllm.tier.call_thread import CallThread
 
 if TYPE_CHECKING:
-    from ritornello._core import PoolPages, Scope, Store, Ticket
+    from ritornello._core import DecisionOutcome, PoolPages, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -81,6 +81,34 @@ class ChunkStore(FailSafeStore):
     ) -> tuple[Sequence[bytes], dict[str, Any]]:
         """Returns the keys and further arguments of a put, for this kind of store."""
         return keys, {"parent": before[-1] if before else None}
+
+    def note_decision(
+        self,
+        request: str,
+        scope: "Scope",
+        keys: Sequence[bytes],
+        outcome: "DecisionOutcome",
+        *,
+        found: int,
+        loaded: int,
+        detail: str,
+        estimate: tuple[float, float] | None,
+    ) -> None:
+        """Records what was decided about the chunks of a request. Waits for nothing."""
+        self.call(
+            "note_decision",
+            lambda store: store.note_decision(
+                request,
+                scope,
+                keys,
+                outcome,
+                found=found,
+                loaded=loaded,
+                detail=detail,
+                estimate=estimate,
+            ),
+            None,
+        )
 
     def touch(self, scope: "Scope", keys: Sequence[bytes]) -> None:
         self.call_later("touch", lambda store: store.touch(scope, keys))

@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ritornello.connector.meter import Meter
+from ritornello.vllm.tier.decisions import DecisionLog
 from ritornello.vllm.tier.requests import LookupAnswer, RequestState
 from ritornello.vllm.tier.sequence import Context, Group, consecutive_runs
 from ritornello.vllm.tier.store import LEASE_SECONDS, TierStore
@@ -17,11 +18,16 @@ class StoreLookups:
     """Lookups of all requests, `requests`, in one store."""
 
     def __init__(
-        self, store: TierStore, requests: Mapping[str, RequestState], meter: Meter
+        self,
+        store: TierStore,
+        requests: Mapping[str, RequestState],
+        meter: Meter,
+        decisions: DecisionLog,
     ) -> None:
         self._store = store
         self._requests = requests
         self._meter = meter
+        self._decisions = decisions
 
     def find(
         self, state: RequestState, group: Group, scope: "Scope", key: bytes, context: Context
@@ -34,7 +40,7 @@ class StoreLookups:
         if not self._store.answers_at_once():
             return LookupAnswer.MISS if self._store.broken else LookupAnswer.PENDING
         keys = state.sequences[group.number].following(context, key) if group.chained else [key]
-        hits = self._lease_prefix(scope, keys, context.req_id)
+        hits = self._lease_prefix(group, scope, keys, context)
         # Keys after the first miss are looked up again if vLLM requests them.
         state.answers.update(zip(keys, [True] * hits + [False], strict=False))
         return LookupAnswer.HIT if hits else LookupAnswer.MISS
@@ -53,9 +59,8 @@ class StoreLookups:
         for group, scope, indices in groups:
             group_keys = [keys[index] for index in indices]
             for run in consecutive_runs(context, group, group_keys):
-                for index in indices[run][
-                    : self._lease_prefix(scope, group_keys[run], context.req_id)
-                ]:
+                hits = self._lease_prefix(group, scope, group_keys[run], context, run.start == 0)
+                for index in indices[run][:hits]:
                     found[index] = True
         return found
 
@@ -65,17 +70,37 @@ class StoreLookups:
     def forget(self, state: RequestState) -> None:
         """Does nothing: a lookup in one store starts no transfer that must be cancelled."""
 
-    def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
-        """Returns the number of leading keys that are stored, and leases them for the request."""
+    def _lease_prefix(
+        self,
+        group: Group,
+        scope: "Scope",
+        keys: Sequence[bytes],
+        context: Context,
+        is_first: bool = True,
+    ) -> int:
+        """Returns the number of leading keys that are stored, and leases them for the request.
+        `is_first`: `keys` begin with the first chunk of their group that vLLM asks for.
+        """
         started = perf_counter()
         match = self._store.lease_prefix(scope, keys, LEASE_SECONDS)
         self._meter.add("lookups")
         self._meter.add("lookup_seconds", perf_counter() - started)
-        if match is None or not match.pages:
-            return 0
-        state = self._requests.get(request)
-        if state is None:
-            self._store.release(match.lease)
-        else:
-            state.leases.append(match.lease)
-        return match.pages
+        hits = 0 if match is None else match.pages
+        state = self._requests.get(context.req_id)
+        if match is not None and hits:
+            if state is None:
+                self._store.release(match.lease)
+            else:
+                state.leases.append(match.lease)
+        if state is not None and is_first:
+            self._decisions.record_lookup(
+                state,
+                context,
+                group,
+                scope,
+                keys,
+                found=hits,
+                offered=hits,
+                without_result="failed" if match is None else None,
+            )
+        return hits

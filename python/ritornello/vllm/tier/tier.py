@@ -24,6 +24,7 @@ from ritornello.connector.meter import Meter
 from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.tier.cache import TierCache
 from ritornello.vllm.tier.cache_lookups import CacheLookups
+from ritornello.vllm.tier.decisions import DecisionLog
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob, Job, Jobs, TicketPart
 from ritornello.vllm.tier.namespace import Namespace
@@ -87,11 +88,12 @@ class Tier:
         self._scopes: dict[int, tuple[Group, Scope]] = {}
         self._set_namespace(namespace)
         self._requests: dict[str, RequestState] = {}
+        self._decisions = decisions = DecisionLog(store)
         self._lookups: StoreLookups | CacheLookups
         if isinstance(store, TierCache):
-            self._lookups = CacheLookups(store, self._groups, namespace.row_bytes, meter)
+            self._lookups = CacheLookups(store, self._groups, namespace.row_bytes, meter, decisions)
         else:
-            self._lookups = StoreLookups(store, self._requests, meter)
+            self._lookups = StoreLookups(store, self._requests, meter, decisions)
         # Requests with answers or leases of this step.
         self._active_requests: set[str] = set()
         self._jobs = Jobs()
@@ -131,7 +133,10 @@ class Tier:
         answer = state.answers.get(key)
         if answer is None:
             known = self._scopes.get(group_of(key))
-            if known is None or not self._may_load(state, key):
+            if known is None:
+                return LookupAnswer.MISS
+            if refusal := self._load_refusal(state, key):
+                self._decisions.record_refusal(state, context, *known, key, refusal)
                 return LookupAnswer.MISS
             found = self._lookups.find(state, *known, key, context)
             if found is LookupAnswer.PENDING:
@@ -144,11 +149,16 @@ class Tier:
         """Returns the answer for a key that `batch_lookup` has `found` or not; a miss if the chunk
         may no longer be loaded.
         """
-        state = self._state_of(context)
-        if not found or not self._may_load(state, key):
-            return LookupAnswer.MISS
-        self._active_requests.add(context.req_id)
-        return LookupAnswer.HIT
+        state, refusal = self._state_of(context), ""
+        if found and not (refusal := self._load_refusal(state, key)):
+            self._active_requests.add(context.req_id)
+            return LookupAnswer.HIT
+        if (known := self._scopes.get(group_of(key))) is not None:
+            if refusal:
+                self._decisions.record_refusal(state, context, *known, key, refusal)
+            else:
+                self._decisions.record_shared_miss(state, context, *known, key)
+        return LookupAnswer.MISS
 
     def batch_lookup(self, keys: Sequence[bytes], context: Context) -> list[bool]:
         """Returns, for each key, whether its chunk is stored and leased for the request. Runs on
@@ -158,13 +168,15 @@ class Tier:
             return [False] * len(keys)
         return self._lookups.batch_lookup(keys, self._by_group(keys), context)
 
-    def _may_load(self, state: RequestState, key: bytes) -> bool:
-        return (
-            not self._requests_before_reset
-            and state.options.loads
-            and key not in state.failed
-            and not self._weights_changed()
-        )
+    def _load_refusal(self, state: RequestState, key: bytes) -> str:
+        """Returns why the chunk must not be loaded, in one word; "" if it may be loaded."""
+        if self._requests_before_reset:
+            return "before_reset"
+        if not state.options.loads:
+            return "opted_out"
+        if key in state.failed:
+            return "load_failed"
+        return "weights_changed" if self._weights_changed() else ""
 
     def _weights_changed(self) -> bool:
         return self._guard is not None and self._guard.changed()

@@ -1,0 +1,147 @@
+"""Records what the tier decides about the chunks of each request, for `ritornello explain`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ritornello.vllm.tier.requests import RecordedDecision, RequestState
+from ritornello.vllm.tier.sequence import Context, Group, chunk_number
+from ritornello.vllm.tier.store import ChunkStore
+
+if TYPE_CHECKING:
+    from ritornello._core import DecisionOutcome, Lookup, Scope
+
+
+class DecisionLog:
+    """Records one decision for each lookup of the leading chunks of a prompt, in groups with full
+    attention. A lookup begins at the first chunk that vLLM lacks. Chunks whose place in the prompt
+    is not known have no decisions.
+
+    vLLM repeats the lookups of waiting requests. A decision is not recorded if it equals the last
+    decision about its request and group, or if it finds nothing after the chunks that this decision
+    loads. A failure is counted, and not raised.
+
+    vLLM's lookup thread may call `record_lookup` at any time. A decision may therefore be recorded
+    twice, but calls from this thread do not read positions of keys, which vLLM may be changing.
+    """
+
+    def __init__(self, store: ChunkStore) -> None:
+        self._store = store
+
+    def record_lookup(
+        self,
+        state: RequestState,
+        context: Context,
+        group: Group,
+        scope: "Scope",
+        keys: Sequence[bytes],
+        *,
+        start: int = 0,
+        found: int = 0,
+        offered: int = 0,
+        lookup: "Lookup | None" = None,
+        without_result: "DecisionOutcome | None" = None,
+    ) -> None:
+        """Records that a lookup of `keys` from number `start` on has found `found` chunks, of which
+        it offers `offered` to vLLM. `lookup`: the answer of a cache, which has the estimates of its
+        gate. `without_result`: the outcome of a lookup that has no result.
+        """
+        if not group.chained:
+            return
+        try:
+            if chunk_number(context, keys[start], group) is None:
+                return
+            detail = ""
+            if state.failed:
+                for place in range(start, start + offered):
+                    if keys[place] in state.failed:
+                        offered, detail = place - start, "load_failed"
+                        break
+            outcome: DecisionOutcome = "loaded" if offered else "declined" if found else "missed"
+            after = start + offered
+            decision = RecordedDecision(
+                without_result or outcome,
+                keys[start],
+                found,
+                offered,
+                detail,
+                keys[after] if after < len(keys) else None,
+            )
+            if self._is_new(state, group, decision):
+                estimate = None if lookup is None else lookup.alternatives
+                named = keys[start:] if start else keys
+                self._record(state, context, group, scope, decision, named, estimate)
+        except Exception as error:  # the request may load its chunks nevertheless
+            self._store.record_failure("note_decision", error)
+
+    def record_refusal(
+        self,
+        state: RequestState,
+        context: Context,
+        group: Group,
+        scope: "Scope",
+        key: bytes,
+        reason: str,
+    ) -> None:
+        """Records that `key`, and thereby the chunks after it, must not be loaded."""
+        self._record_at(state, context, group, scope, key, "not_cacheable", reason)
+
+    def record_shared_miss(
+        self, state: RequestState, context: Context, group: Group, scope: "Scope", key: bytes
+    ) -> None:
+        """Records that `key` was not found by a lookup on vLLM's lookup thread. vLLM gives the
+        answer of one such lookup to all requests that ask for the chunk. If the lookup was made for
+        this request, its decision was recorded then.
+        """
+        last = state.recorded.get(group.number)
+        if last is None or key not in (last.first, last.next):
+            self._record_at(state, context, group, scope, key, "missed")
+
+    def _record_at(
+        self,
+        state: RequestState,
+        context: Context,
+        group: Group,
+        scope: "Scope",
+        key: bytes,
+        outcome: "DecisionOutcome",
+        detail: str = "",
+    ) -> None:
+        """Records a decision about `key` and the chunks after it, none of which is loaded."""
+        if not group.chained:
+            return
+        try:
+            if chunk_number(context, key, group) is None:
+                return
+            decision = RecordedDecision(outcome, key, 0, 0, detail, key)
+            if self._is_new(state, group, decision):
+                keys = state.sequences[group.number].following(context, key)
+                self._record(state, context, group, scope, decision, keys, None)
+        except Exception as error:
+            self._store.record_failure("note_decision", error)
+
+    @staticmethod
+    def _is_new(state: RequestState, group: Group, decision: RecordedDecision) -> bool:
+        last = state.recorded.get(group.number)
+        return last is None or not (decision == last or last.covers(decision))
+
+    def _record(
+        self,
+        state: RequestState,
+        context: Context,
+        group: Group,
+        scope: "Scope",
+        decision: RecordedDecision,
+        keys: Sequence[bytes],
+        estimate: tuple[float, float] | None,
+    ) -> None:
+        state.recorded[group.number] = decision
+        self._store.note_decision(
+            context.req_id,
+            scope,
+            keys,
+            decision.outcome,
+            found=decision.found,
+            loaded=decision.loaded,
+            detail=decision.detail,
+            estimate=estimate,
+        )
