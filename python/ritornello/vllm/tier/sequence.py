@@ -132,11 +132,12 @@ class KeySequence:
         long.
         """
         step, ends = self._group.chunk_tokens, list(positions.values())
-        return (
-            bool(ends)
-            and ends[-1] == step * len(ends)
-            and ends == list(range(step, ends[-1] + 1, step))
-            and group_of(next(iter(positions))) == self._group.number
+        if not ends or ends[-1] != step * len(ends):
+            return False
+        keys = list(positions)
+        outer = (keys[0], keys[-1])
+        return ends == list(range(step, ends[-1] + 1, step)) and all(
+            group_of(key) == self._group.number for key in outer
         )
 
 
