@@ -546,6 +546,16 @@ class Store:
         seconds until the prompt is computed, with a load and without. Waits for nothing: decisions
         are sent to the owner about every two seconds, and are dropped while 256, or 1 MiB, wait.
         """
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`, for
+        the estimates of `note_prefill_avoided`.
+        """
+    def note_prefill_avoided(self, before: int, tokens: int, load_seconds: float) -> None:
+        """Counts `tokens` tokens, after `before` tokens of their prompt, that were loaded in
+        `load_seconds` and not computed; 0 tokens for a load that failed. The time to compute them
+        is estimated from the recorded prefills. Without any, the tokens are counted and no times.
+        Waits for nothing: counts are sent to the owner about every two seconds.
+        """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: four times as
         long as the slowest directory is expected to need, at most 60 s, but at least `least`.
@@ -756,6 +766,10 @@ class Cache:
         estimate: tuple[float, float] | None = None,
     ) -> None:
         """Records a decision at the lowest tier of this machine: see `Store.note_decision`."""
+    def note_prefill_avoided(self, before: int, tokens: int, load_seconds: float) -> None:
+        """Counts at the lowest tier of this machine, and estimates with the prefills of the gate:
+        see `Store.note_prefill_avoided`.
+        """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get of `nbytes`, or with `put` for a put to the first
         tier: see `Store.time_limit`.

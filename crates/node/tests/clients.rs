@@ -37,6 +37,13 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 }
             }
         }
+        // A load of tokens that would have taken 1 ms each to compute.
+        ["avoid", tokens] => {
+            let tokens = tokens.parse().unwrap();
+            let prefill = Duration::from_millis(tokens);
+            node.store().note_prefill_avoided(tokens, Some(prefill), Duration::from_micros(250));
+            "avoided".to_owned()
+        }
         // Puts one page into a scope that has the same name as the tests' scope, but twice its page
         // length.
         ["wide"] => {
@@ -77,6 +84,27 @@ fn owner_counts_puts_and_gets_of_all_processes() {
     eventually("the reports of both clients", || counts() == [2, 10, 10 * PAGE]);
     one.finish();
     assert_eq!(count("gets"), 2);
+    node.close().unwrap();
+}
+
+/// The tokens that a client loaded reach the owner, also those of a client that closes the store.
+#[test]
+fn owner_counts_avoided_prefill_of_all_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("store");
+    let node = open(&options(&dir)).unwrap();
+    node.store().note_prefill_avoided(10, None, Duration::from_secs(9));
+    let count = |name: &str| node.store().stats().unwrap().catalog.counters[name];
+    let (mut one, mut other) = (Helper::opened(&dir), Helper::opened(&dir));
+    assert_eq!(
+        (one.ask("avoid 300"), other.ask("avoid 4000")),
+        ("avoided".into(), "avoided".into())
+    );
+    other.finish();
+    let counts = || ["prefill_avoided_tokens", "prefill_untimed_tokens"].map(count);
+    eventually("the reports of both clients", || counts() == [4310, 10]);
+    assert_eq!((count("prefill_avoided_micros"), count("prefill_load_micros")), (4_300_000, 500));
+    one.finish();
     node.close().unwrap();
 }
 

@@ -300,6 +300,19 @@ impl Cache {
         cache.note_decision(Decision { found, loaded, detail, ..made }).or_raise(py)
     }
 
+    /// Counts tokens that were loaded and not computed, as `Store.note_prefill_avoided` does, for
+    /// the lowest tier of this machine.
+    fn note_prefill_avoided(
+        &self,
+        py: Python<'_>,
+        before: u64,
+        tokens: u64,
+        load_seconds: f64,
+    ) -> PyResult<()> {
+        let load = duration(py, "load_seconds", load_seconds)?;
+        self.cache(py)?.note_prefill_avoided(before, tokens, load).or_raise(py)
+    }
+
     /// Returns statistics of the cache and its tiers.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let cache = self.cache(py)?;

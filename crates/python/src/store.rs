@@ -12,12 +12,14 @@ use crate::open::NodeHandle;
 use crate::outcome::{Ticket, listed_keys, listed_scopes, stats_of};
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::ScopeSettings;
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Decision, Durability, LeaseNumber, Options, parse_codec, parse_index};
+use ritornello_tiers::gate::PrefillModel;
 use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,6 +29,8 @@ use std::sync::Arc;
 pub(crate) struct Store {
     path: PathBuf,
     node: NodeHandle,
+    /// Measured prefills of the engine.
+    prefills: Mutex<PrefillModel>,
 }
 
 #[pymethods]
@@ -84,7 +88,8 @@ impl Store {
         };
         let options = read().map_err(|error| as_setting(py, error))?;
         let node = py.detach(|| ritornello_node::open(&options)).or_raise(py)?;
-        Ok(Self { path: options.dir, node: NodeHandle::new(node) })
+        let node = NodeHandle::new(node);
+        Ok(Self { path: options.dir, node, prefills: Mutex::default() })
     }
 
     /// Stores pages and returns the number of leading pages now stored, including pages stored
@@ -352,6 +357,35 @@ impl Store {
         let made = decision(request, scope, keys, outcome, estimate)?;
         let detail = detail.to_owned();
         node.store().note_decision(Decision { found, loaded, detail, ..made });
+        Ok(())
+    }
+
+    /// Records that the engine computed `tokens` tokens in `seconds`, after `before` earlier
+    /// tokens.
+    fn record_prefill(
+        &self,
+        py: Python<'_>,
+        before: u64,
+        tokens: u64,
+        seconds: f64,
+    ) -> PyResult<()> {
+        let took = duration(py, "seconds", seconds)?;
+        self.prefills.lock().record(before, tokens, took);
+        Ok(())
+    }
+
+    /// Counts `tokens` tokens after `before` earlier tokens that were loaded in `load_seconds` and
+    /// not computed. Waits for nothing.
+    fn note_prefill_avoided(
+        &self,
+        py: Python<'_>,
+        before: u64,
+        tokens: u64,
+        load_seconds: f64,
+    ) -> PyResult<()> {
+        let load = duration(py, "load_seconds", load_seconds)?;
+        let prefill = self.prefills.lock().estimate(before, tokens);
+        self.node.get(py)?.store().note_prefill_avoided(tokens, prefill, load);
         Ok(())
     }
 

@@ -1,11 +1,14 @@
-//! Records decisions about requests, and asks the owner for them and why pages are hits or misses.
+//! Records decisions about requests and the prefill that loads avoided; asks the owner for decisions,
+//! and why pages are hits or misses.
 
 use crate::decision::{
     Decision, DecisionListing, REQUEST_BYTES_MAX, RequestExplanation, bounded_text,
 };
 use crate::explanation::Explanation;
 use crate::store::Store;
+use crate::transfer_counts::TransferCounts;
 use ritornello_format::{Result, Scope, ScopeId, check_keys};
+use std::time::Duration;
 
 impl Store {
     /// Explains for each of `keys`, of which there are at most
@@ -33,6 +36,14 @@ impl Store {
     pub fn note_decision(&self, decision: Decision) {
         // A report that fails is missing in the owner's memory only.
         let _ = self.catalog.report_decisions(&[decision.bounded()], 0);
+    }
+
+    /// Counts `tokens` tokens of a request that were loaded in `load` and not computed; zero for a
+    /// load that failed. `prefill`: the estimated time to compute them, `None` without a
+    /// measurement: then the tokens are counted, and no times. Waits for nothing: counts are sent
+    /// to the owner about every two seconds.
+    pub fn note_prefill_avoided(&self, tokens: u64, prefill: Option<Duration>, load: Duration) {
+        self.count(&TransferCounts::prefill_avoided(tokens, prefill, load));
     }
 
     /// Returns the newest decisions of all processes that the owner remembers, without their keys:

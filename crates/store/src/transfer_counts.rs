@@ -1,5 +1,5 @@
-//! Counts of puts and gets. Each process counts its own, and reports them to the owner, whose
-//! statistics therefore cover the calls of all processes.
+//! Counts of puts and gets, and of the prefill that loads avoided. Each process counts its own, and
+//! reports them to the owner, whose statistics therefore cover the calls of all processes.
 
 use ritornello_volume::transfer::{MissReason, PageOutcome};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ pub const DURATION_BOUNDS: [u64; 11] =
     [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
 
 /// A message has the counts in this order, which is part of the protocol: additions come last. The
-/// buckets of puts, the buckets of gets, and [`MissReason::ALL`] follow.
+/// buckets of puts, the buckets of gets, [`MissReason::ALL`] and [`PREFILL_NAMES`] follow.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -32,10 +32,24 @@ pub(crate) const UNANSWERED: usize = 7;
 const PUT_BUCKETS: usize = 8;
 const GET_BUCKETS: usize = PUT_BUCKETS + DURATION_BOUNDS.len();
 const UNDELIVERED: usize = GET_BUCKETS + DURATION_BOUNDS.len();
+/// Number of counts of undelivered pages, by reason.
+const REASONS: usize = 13;
+const _: () = assert!(
+    MissReason::ALL.len() == REASONS,
+    "the counts of further reasons come after all present counts"
+);
+const PREFILL: usize = UNDELIVERED + REASONS;
+/// Names of the counts of avoided prefill: see [`TransferCounts::prefill_avoided`].
+const PREFILL_NAMES: [&str; 4] = [
+    "prefill_avoided_tokens",
+    "prefill_untimed_tokens",
+    "prefill_avoided_micros",
+    "prefill_load_micros",
+];
 /// Maximum counts in a message: a later build may send more counts than this build knows.
 pub(crate) const REPORTED_COUNTS_MAX: usize = 64;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
-const LENGTH: usize = UNDELIVERED + MissReason::ALL.len();
+const LENGTH: usize = PREFILL + PREFILL_NAMES.len();
 
 /// The counts of one call, or the sums of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +85,22 @@ impl TransferCounts {
                 PageOutcome::Missed(reason) => UNDELIVERED + *reason as usize,
             };
             counts.0[at] += 1;
+        }
+        counts
+    }
+
+    /// A load of `tokens` tokens that the engine did not compute, which took `load`. `prefill`: the
+    /// time that computing them would have taken. Without it the tokens count as untimed, and
+    /// `load` does not count, so that the difference of both times is about the same tokens.
+    pub(crate) fn prefill_avoided(tokens: u64, prefill: Option<Duration>, load: Duration) -> Self {
+        let mut counts = Self::one(PREFILL, tokens);
+        let micros = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        match prefill {
+            None => counts.0[PREFILL + 1] = tokens,
+            Some(prefill) => {
+                counts.0[PREFILL + 2] = micros(prefill);
+                counts.0[PREFILL + 3] = micros(load);
+            }
         }
         counts
     }
@@ -122,7 +152,7 @@ impl TransferTotals {
 
     /// Pages that were located and not delivered.
     pub(crate) fn undelivered(&self) -> u64 {
-        (UNDELIVERED..LENGTH).map(|at| self.get(at)).fold(0, u64::saturating_add)
+        (UNDELIVERED..PREFILL).map(|at| self.get(at)).fold(0, u64::saturating_add)
     }
 
     /// All counts by name. `puts_within_N_us` and `gets_within_N_us` count the calls that took at
@@ -141,7 +171,9 @@ impl TransferTotals {
         let undelivered = MissReason::ALL.iter().zip(UNDELIVERED..);
         let undelivered = undelivered
             .map(|(reason, at)| (format!("undelivered_{}", reason.word()), self.get(at)));
-        plain.chain(durations).chain(undelivered)
+        let prefill = PREFILL_NAMES.iter().zip(PREFILL..);
+        let prefill = prefill.map(|(name, at)| ((*name).to_owned(), self.get(at)));
+        plain.chain(durations).chain(undelivered).chain(prefill)
     }
 }
 
@@ -183,6 +215,27 @@ mod tests {
         other.add(&[1; LENGTH + 3]);
         other.add(&[1]);
         assert_eq!(other.get(PUTS), 3);
+    }
+
+    #[test]
+    fn untimed_tokens_have_no_load_time() {
+        let totals = TransferTotals::default();
+        let (short, long) = (Duration::from_millis(3), Duration::from_secs(2));
+        for counts in [
+            TransferCounts::prefill_avoided(100, None, long),
+            TransferCounts::prefill_avoided(50, Some(long), short),
+            // A load that failed, and a load that was slower than computing.
+            TransferCounts::prefill_avoided(0, Some(Duration::ZERO), short),
+            TransferCounts::prefill_avoided(7, Some(short), long),
+            TransferCounts::prefill_avoided(0, None, long),
+        ] {
+            totals.add(counts.as_slice());
+        }
+        let named: BTreeMap<String, u64> = totals.by_name().collect();
+        assert_eq!((named["prefill_avoided_tokens"], named["prefill_untimed_tokens"]), (157, 100));
+        assert_eq!(named["prefill_avoided_micros"], 2_003_000);
+        assert_eq!(named["prefill_load_micros"], 2_006_000);
+        assert_eq!(totals.undelivered(), 0);
     }
 
     /// [`TransferCounts::get`] uses a reason's number as its position in [`MissReason::ALL`].

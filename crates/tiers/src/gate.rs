@@ -103,7 +103,7 @@ pub struct LoadDecision {
 /// Estimates prefill seconds as a cost per token plus a cost per pair of a token and a token before
 /// it. The costs are a least-squares fit over exponentially weighted observations.
 #[derive(Clone, Copy, Debug, Default)]
-struct PrefillModel {
+pub struct PrefillModel {
     // Moving averages of products of two numbers out of tokens (t), pairs (p) and seconds (s). Each
     // of the three is divided by the tokens of its prefill before the multiplication.
     tt: f64,
@@ -118,7 +118,12 @@ impl PrefillModel {
         tokens * before + tokens * tokens / 2.0
     }
 
-    fn record(&mut self, before: f64, tokens: f64, seconds: f64) {
+    /// Records that computing `tokens` tokens after `before` earlier tokens took `took`.
+    pub fn record(&mut self, before: u64, tokens: u64, took: Duration) {
+        if tokens == 0 {
+            return;
+        }
+        let (before, tokens, seconds) = (before as f64, tokens as f64, took.as_secs_f64());
         let pairs = Self::pairs(before, tokens);
         // Divide tokens, pairs and seconds by the number of tokens, so that a long prefill does not
         // outweigh a short prefill.
@@ -129,6 +134,14 @@ impl PrefillModel {
         blend(&mut self.pp, p * p);
         blend(&mut self.ts, t * s);
         blend(&mut self.ps, p * s);
+    }
+
+    /// Estimated time to compute `tokens` tokens after `before` earlier tokens; `None` before the
+    /// first observation.
+    #[must_use]
+    pub fn estimate(&self, before: u64, tokens: u64) -> Option<Duration> {
+        let seconds = self.seconds(before as f64, tokens as f64)?;
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 
     /// Seconds to compute `tokens` tokens after `before` earlier tokens; `None` before the first
@@ -217,9 +230,14 @@ impl Gate {
 
     /// Records that computing `tokens` tokens after `before` earlier tokens took `took`.
     pub fn record_prefill(&mut self, before: u64, tokens: u64, took: Duration) {
-        if tokens > 0 {
-            self.prefill.record(before as f64, tokens as f64, took.as_secs_f64());
-        }
+        self.prefill.record(before, tokens, took);
+    }
+
+    /// Estimated time to compute `tokens` tokens after `before` earlier tokens; `None` before the
+    /// first prefill was recorded.
+    #[must_use]
+    pub fn prefill_time(&self, before: u64, tokens: u64) -> Option<Duration> {
+        self.prefill.estimate(before, tokens)
     }
 
     /// Decides how many of the found pages to load. Before the first prefill was recorded: all of
@@ -400,6 +418,23 @@ mod tests {
         let gate = gate(100e6);
         assert_eq!(gate.decide(&query(&disk(30), 2_000), 1.0).pages, 0);
         assert_eq!(gate.decide(&query(&disk(30), 2_000), 120.0).pages, 30);
+    }
+
+    #[test]
+    fn estimate_depends_on_the_position_in_the_prompt() {
+        let mut model = PrefillModel::default();
+        assert_eq!(model.estimate(0, 100), None);
+        model.record(0, 0, Duration::from_secs(1));
+        assert_eq!(model.estimate(0, 0), None);
+        for _ in 0..40 {
+            for (before, millis) in [(0, 100), (9_000, 190)] {
+                model.record(before, 1_000, Duration::from_millis(millis));
+            }
+        }
+        let millis = |before| model.estimate(before, 1_000).unwrap().as_secs_f64() * 1e3;
+        assert!((millis(0) - 100.0).abs() < 1.0, "{}", millis(0));
+        assert!((millis(4_500) - 145.0).abs() < 1.0, "{}", millis(4_500));
+        assert_eq!(model.estimate(500, 0), Some(Duration::ZERO));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::local_tier::LocalTier;
 use ritornello_format::{Result, Scope, check_keys};
 use ritornello_node::Role;
 use ritornello_store::{Decision, KeyListing, ScopeListing, StorePolicy};
+use std::time::Duration;
 
 impl Cache {
     /// Returns the permissions ([`StorePolicy`]) of the lowest local tier's store.
@@ -25,6 +26,20 @@ impl Cache {
     pub fn note_decision(&self, decision: Decision) -> Result<()> {
         self.check()?;
         self.tiers.lowest().store().note_decision(decision);
+        Ok(())
+    }
+
+    /// Counts, at the owner of the lowest local tier's store, `tokens` tokens after `before` earlier
+    /// tokens that were loaded in `load` and not computed: see
+    /// [`Store::note_prefill_avoided`](ritornello_store::Store::note_prefill_avoided). The gate
+    /// estimates the time to compute them.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn note_prefill_avoided(&self, before: u64, tokens: u64, load: Duration) -> Result<()> {
+        self.check()?;
+        let prefill = self.tiers.gate.prefill_time(before, tokens);
+        self.tiers.lowest().store().note_prefill_avoided(tokens, prefill, load);
         Ok(())
     }
 

@@ -59,6 +59,11 @@ impl LoadGate {
         self.gate.lock().record_prefill(before, tokens, took);
     }
 
+    /// See [`Gate::prefill_time`].
+    pub(super) fn prefill_time(&self, before: u64, tokens: u64) -> Option<Duration> {
+        self.gate.lock().prefill_time(before, tokens)
+    }
+
     /// Returns the number of leading pages that the engine has after the load, including pages that
     /// it already holds (zero if the decision is to load nothing), and the decision. Returns `None`
     /// if `options.page_tokens` is zero, no prefill was recorded yet, or the engine already
