@@ -4,6 +4,7 @@
 mod common;
 
 use common::{PAGES, keys, open_filled, ritornello, scope, scratch, text};
+use std::time::Duration;
 
 /// `top` and `stat` must not need the manifest or the scopes of an owned store, because these files
 /// may be damaged, or on a disk that hangs.
@@ -37,6 +38,34 @@ fn top_without_terminal_prints_one_snapshot() {
         }
     }
     node.close().unwrap();
+}
+
+#[test]
+fn stat_prices_the_time_that_loads_saved() {
+    let dir = scratch();
+    let node = open_filled(dir.path());
+    let stat = |more: &[&str]| ritornello(&[&["stat", text(dir.path())], more].concat());
+    assert!(stat(&[]).out.contains("0 tokens loaded instead of computed"));
+    let hours = |hours: u64| Duration::from_secs(3600 * hours);
+    node.store().note_prefill_avoided(70_000, Some(hours(7)), hours(1));
+    node.store().note_prefill_avoided(500, None, hours(9));
+    // The statistics of the owner's process include all that it has reported to itself.
+    node.store().stats().unwrap();
+    let answer = stat(&["--gpu-hour", "2.5"]);
+    assert_eq!((answer.code, answer.err.as_str()), (0, ""));
+    let line = "70,500 tokens loaded instead of computed, 500 of them untimed; estimate: 7.0 h of \
+                prefill less 1.0 h of loads is 6.0 h; at 2.5 per hour about 15.00 (estimate)";
+    assert!(answer.out.contains(line), "{}", answer.out);
+    let json = stat(&["--gpu-hour", "2.5", "--json"]).json();
+    assert_eq!(json["savings"]["estimated_money"], 15.0);
+    assert_eq!(json["savings"]["net_seconds"], 21_600.0);
+    assert_eq!(json["counters"]["prefill_avoided_tokens"], 70_500);
+    assert!(stat(&["--json"]).json()["savings"]["estimated_money"].is_null());
+    let top = ritornello(&["top", text(dir.path()), "--json"]).json();
+    assert_eq!(top["savings"]["avoided_tokens"], 70_500);
+    assert_eq!(stat(&["--gpu-hour", "-1"]).code, 2);
+    node.close().unwrap();
+    assert!(stat(&["--gpu-hour", "2.5"]).out.contains("unknown without an owner"));
 }
 
 #[test]

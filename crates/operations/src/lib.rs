@@ -16,6 +16,7 @@ pub mod fsck;
 pub mod remote;
 mod request_text;
 pub mod restore;
+mod savings;
 pub mod serve;
 pub mod simulate;
 pub mod space;

@@ -2,6 +2,7 @@
 
 mod unowned;
 
+use crate::savings::{Savings, parse_price};
 use clap::Args;
 use ritornello_node::Observed;
 use ritornello_store::eviction::EvictionStats;
@@ -27,15 +28,23 @@ segment_bytes, segments, paths, scopes, and owner_pid, which is null without an 
 owner there are also clean, last_owner, first_scopes, checkpoint, journal_bytes and problems; all
 other fields exist only with an owner.
 
+Savings are tokens that engines loaded and did not compute, since the owner opened the store, with
+an estimate of the time to compute them (field `savings`). PRICE is the price of an hour of all GPUs
+of one engine, in any currency; the money is an estimate.
+
 Exit code 1: a directory is absent, the owner reopens the store, or files of a store without an
 owner are damaged or unreadable. Exit code 2: no store, or the owner does not answer.
 
 Examples:
   ritornello stat /nvme/kv
+  ritornello stat /nvme/kv --gpu-hour 2.5
   ritornello stat /nvme/kv --json | jq '.pages // .checkpoint.pages'")]
 pub struct StatArgs {
     /// The store's directory
     pub dir: PathBuf,
+    /// Price the saved time: the price of an hour of an engine's GPUs
+    #[arg(long, value_name = "PRICE", value_parser = parse_price)]
+    pub gpu_hour: Option<f64>,
 }
 
 /// Advice for a poisoned store.
@@ -50,6 +59,7 @@ struct Answer<'a> {
     dir: &'a Path,
     #[serde(flatten)]
     stats: &'a CatalogStats,
+    savings: Option<&'a Savings>,
 }
 
 /// Prints the contents and the state of a store.
@@ -61,12 +71,15 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     let dir = &std::fs::canonicalize(&args.dir)?;
     let stats = match &observed {
         Observed::Owned(stats) => stats,
-        Observed::Unowned(stored) => return Ok(unowned::show(context, dir, stored)),
+        Observed::Unowned(stored) => {
+            return Ok(unowned::show(context, dir, stored, args.gpu_hour.is_some()));
+        }
     };
+    let savings = &Savings::of(&stats.counters, args.gpu_hour);
     if context.json {
-        json(&Answer { dir, stats });
+        json(&Answer { dir, stats, savings: savings.as_ref() });
     } else {
-        print_stdout(&describe(dir, stats));
+        print_stdout(&describe(dir, stats, savings.as_ref()));
     }
     let problems = !stats.absent_space.reasons.is_empty() || stats.poisoned.is_some();
     Ok(if problems { Status::Problems } else { Status::Fine })
@@ -180,7 +193,7 @@ fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     out
 }
 
-fn describe(dir: &Path, s: &CatalogStats) -> String {
+fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>) -> String {
     let mut out = table(&[]);
     let mut row = |name: &str, value: String| {
         out.add_row([name.to_owned(), value]);
@@ -289,6 +302,9 @@ fn describe(dir: &Path, s: &CatalogStats) -> String {
     row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
     row("eviction", eviction(&s.eviction));
     row("retained", bytes(s.retained_bytes));
+    if let Some(savings) = savings {
+        row("savings", savings.line());
+    }
     row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.owner_epoch));
     for (reason, pages) in &s.dropped_at_open {
         row("repaired at open", format!("{reason}: {}", count(*pages)));

@@ -16,18 +16,19 @@ struct Answer<'a> {
     stored: &'a StoredStats,
 }
 
-/// Prints `stored`, the state of the unowned store in `dir` as read from its files.
-pub(super) fn show(context: &Context, dir: &Path, stored: &StoredStats) -> Status {
+/// Prints `stored`, the state of the unowned store in `dir` as read from its files. `is_priced`: the
+/// caller asks for the price of savings, which only an owner knows.
+pub(super) fn show(context: &Context, dir: &Path, stored: &StoredStats, is_priced: bool) -> Status {
     if context.json {
         json(&Answer { dir, owner_pid: None, stored });
     } else {
-        print_stdout(&describe(dir, stored));
+        print_stdout(&describe(dir, stored, is_priced));
     }
     let is_degraded = stored.paths.iter().any(|path| path.absent.is_some());
     if is_degraded || !stored.problems.is_empty() { Status::Problems } else { Status::Fine }
 }
 
-fn describe(dir: &Path, stored: &StoredStats) -> String {
+fn describe(dir: &Path, stored: &StoredStats, is_priced: bool) -> String {
     let mut out = table(&[]);
     let mut row = |name: &str, value: String| {
         out.add_row([name.to_owned(), value]);
@@ -44,6 +45,9 @@ fn describe(dir: &Path, stored: &StoredStats) -> String {
     }
     row("index", stored.index.clone());
     row("scopes", stored.scopes.map_or_else(|| "unknown".to_owned(), count));
+    if is_priced {
+        row("savings", "unknown without an owner".to_owned());
+    }
     for path in &stored.paths {
         if let Some(why) = &path.absent {
             row("DEGRADED", format!("{}: {why}", path.dir));

@@ -1,5 +1,6 @@
 //! The statistics that `ritornello top` shows, taken at one moment.
 
+use crate::savings::Savings;
 use crate::stat::{REOPENS, eviction};
 use ritornello_format::Result;
 use ritornello_store::CatalogStats;
@@ -51,6 +52,8 @@ pub struct Snapshot {
     leases: u64,
     reservations: u64,
     clients: u64,
+    /// Null if the owner's build does not count savings.
+    savings: Option<Savings>,
     poisoned: Option<String>,
     unavailable: Vec<String>,
     rates: Option<Rates>,
@@ -139,6 +142,7 @@ impl Snapshot {
             leases: s.leases,
             reservations: s.reservations,
             clients: s.clients,
+            savings: Savings::of(&s.counters, None),
             poisoned: s.poisoned.clone(),
             unavailable: s.absent_space.reasons.clone(),
             rates: before.map(|before| Rates::between(before, now)),
@@ -232,6 +236,9 @@ impl Snapshot {
                 self.leases, self.reservations, self.clients
             ),
         );
+        if let Some(savings) = &self.savings {
+            line("savings", savings.line());
+        }
         if let Some(rates) = &self.rates {
             line(
                 "per second",

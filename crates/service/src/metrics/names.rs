@@ -54,6 +54,14 @@ names! {
     DECISIONS = ("decisions", Count, "Decisions about the pages of requests, of all processes");
     DROPPED_DECISIONS = ("dropped_decisions", Count,
         "Decisions that did not fit the buffer of their process");
+    PREFILL_AVOIDED_TOKENS = ("prefill_avoided_tokens", Count,
+        "Tokens of requests that were loaded and not computed, of all processes");
+    PREFILL_UNTIMED_TOKENS = ("prefill_untimed_tokens", Count,
+        "Tokens of requests that were loaded while no prefill of the engine was measured");
+    PREFILL_AVOIDED = ("prefill_avoided", Seconds,
+        "Estimated time to compute the tokens that were loaded, without untimed tokens");
+    PREFILL_LOAD = ("prefill_load", Seconds,
+        "Time of the loads of these tokens, and of loads that failed");
     STORED_PAGES = ("stored_pages", Count, "Pages committed");
     PRESENT_PAGES = ("present_pages", Count, "Pages of puts that were stored already");
     REFUSED_PAGES = ("refused_pages", Count, "Pages of puts that were not stored");

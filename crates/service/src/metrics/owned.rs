@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
 /// metric.
-const COUNTERS: [(&str, &Definition); 28] = [
+const COUNTERS: [(&str, &Definition); 30] = [
     ("probes", &names::PROBES),
     ("present_pages", &names::PRESENT_PAGES),
     ("refused_scopes", &names::REFUSED_SCOPES),
@@ -34,6 +34,8 @@ const COUNTERS: [(&str, &Definition); 28] = [
     ("staging_refusals", &names::UNSTAGED_PAGES),
     ("unanswered", &names::UNANSWERED_CALLS),
     ("dropped_decisions", &names::DROPPED_DECISIONS),
+    ("prefill_avoided_tokens", &names::PREFILL_AVOIDED_TOKENS),
+    ("prefill_untimed_tokens", &names::PREFILL_UNTIMED_TOKENS),
     ("probed_pages", &names::PROBED_PAGES),
     ("stored_pages", &names::STORED_PAGES),
 ];
@@ -138,8 +140,14 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
             rows.histogram(definition, tier(), durations);
         }
     }
-    if let Some(micros) = counter("sync_micros") {
-        rows.counter(&names::SYNC, [], micros as f64 / 1e6);
+    for (name, definition) in [
+        ("sync_micros", &names::SYNC),
+        ("prefill_avoided_micros", &names::PREFILL_AVOIDED),
+        ("prefill_load_micros", &names::PREFILL_LOAD),
+    ] {
+        if let Some(micros) = counter(name) {
+            rows.counter(definition, [], micros as f64 / 1e6);
+        }
     }
     let causes = [
         ("put", counter("bytes_written")),

@@ -140,6 +140,21 @@ fn durations_are_histograms() {
 }
 
 #[test]
+fn avoided_prefill_is_counted_in_tokens_and_seconds() {
+    let mut stats = CatalogStats::default();
+    let counters = [("prefill_avoided_tokens", 900), ("prefill_avoided_micros", 2_500_000)];
+    stats.counters = counters.map(|(name, count)| (name.to_owned(), count)).into();
+    let text = encode(&[named(stats)]).unwrap();
+    let [tokens] = samples(&text, "ritornello_prefill_avoided_tokens_total")[..] else { panic!() };
+    let [seconds] = samples(&text, "ritornello_prefill_avoided_seconds_total")[..] else {
+        panic!()
+    };
+    assert_eq!(tokens, "ritornello_prefill_avoided_tokens_total{store=\"/nvme/kv\"} 900");
+    assert!(seconds.ends_with(" 2.5"), "{seconds}");
+    assert!(samples(&text, "ritornello_prefill_load_seconds_total").is_empty());
+}
+
+#[test]
 fn failed_observation_is_not_up() {
     let observation = Arc::new(Observation {
         observed: Err(Problem::retry("the disk hangs")),
