@@ -69,6 +69,9 @@ def keys(pages: int) -> list[bytes]:
 
 
 def pool_of(host: Host, store: SGLangStore, meter: RateMeter, name: str = "kv") -> Pool:
-    made = Pool(name, host, np.arange, store, meter, in_place=True, split=1)
+    counts_tokens = name == "kv"
+    made = Pool(
+        name, host, np.arange, store, meter, in_place=True, split=1, counts_tokens=counts_tokens
+    )
     made.describe(ENGINE)
     return made

@@ -26,6 +26,12 @@ def quiet(tmp_path: Path, meter: RateMeter) -> Any:
     store.close()
 
 
+def avoided_tokens(store: SGLangStore) -> int:
+    return int(
+        store.call("stats", lambda found: found.stats(), {})["counters"]["prefill_avoided_tokens"]
+    )
+
+
 def test_page_pieces_become_spans() -> None:
     host = Host()
     found = spans(lambda page: host.get_page_buffer_meta(slots(page)), PAGES)
@@ -71,6 +77,7 @@ def test_pages_round_trip_in_place_and_copied(
     assert pool.get(keys(5), slots(0, 1, 3, 4, 6)) == 3
     assert np.array_equal(host.memory[:, [0, 1, 3]], expected)
     assert meter.counts()["missed_pages:not_found"] == 2
+    assert avoided_tokens(quiet) == 3 * TOKENS
 
 
 def test_compacting_pool_is_copied(quiet: SGLangStore, meter: RateMeter) -> None:

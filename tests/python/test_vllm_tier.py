@@ -66,6 +66,41 @@ def test_rows_are_moved_without_copy(rig: TierHarness) -> None:
     assert rig.store._store.stats()["transfer"]["staging_bytes"] == 0
 
 
+def test_tokens_of_whole_loads_count_as_avoided_prefill(rig: TierHarness) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS)
+    for _ in range(2):
+        rig.tier.record_prefill(0, TOKENS, 1.0)
+
+    def avoided(*names: str) -> list[int]:
+        assert rig.store._store is not None
+        counters = rig.store._store.stats()["counters"]
+        return [counters[f"prefill_{name}"] for name in names]
+
+    request = rig.begin("s", KEYS)
+    rig.hits(request, KEYS[4:])
+    assert rig.load(request, KEYS[4:]).ok == [True] * 8
+    assert avoided("avoided_tokens", "untimed_tokens") == [8 * TOKENS, 0]
+    assert avoided("avoided_micros") == [8_000_000]
+    (loaded,) = avoided("load_micros")
+    assert 0 < loaded < 8_000_000
+    # A load that fails in part counts its time only.
+    rig.hits(request, KEYS)
+    rig.store._store.delete(rig.tier._scopes[0][1], KEYS[6:])
+    rig.tier.end_step()
+    assert rig.load(request, KEYS).ok == [True] * 6 + [False] * 6
+    assert avoided("avoided_tokens", "avoided_micros") == [8 * TOKENS, 8_000_000]
+    assert avoided("load_micros")[0] > loaded
+
+
+def test_tokens_of_a_load_begin_after_the_tokens_before_it(rig: TierHarness) -> None:
+    windows = offload_keys("a", 12, group=1)
+    request = rig.begin("r", KEYS, windows)
+    loaded = [windows[11], *KEYS[9:12]]
+    assert rig.tier._tokens_of(request, loaded) == (9 * TOKENS, 3 * TOKENS)
+    assert rig.tier._tokens_of(request, windows[10:]) == (0, 0)
+    assert rig.tier._tokens_of(rig.begin("unknown"), KEYS[9:]) == (0, 3 * TOKENS)
+
+
 def test_one_lookup_answers_following_keys(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS[:9])
     rig.counts.take()

@@ -14,7 +14,7 @@ from worker_support import KEYS, FakeStore, held_object, loading, outcome, ready
 
 from ritornello.errors import RetryError
 from ritornello.vllm.cache_groups import ObjectId, Reach
-from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
+from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata, WorkerReport
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.shard import HeldObjects, PageObject
@@ -37,14 +37,17 @@ def side(store: FakeStore, meter: StepMeter) -> WorkerSide:
     return ready(store, meter)
 
 
-def test_complete_load_reports_nothing(
+def test_complete_load_reports_its_time_only(
     side: WorkerSide, store: FakeStore, meter: StepMeter
 ) -> None:
     store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
     side.save(loading("a"))
     assert side.results.take_failed_blocks() == set()
-    assert side.results.take_report() is None
+    report = side.results.take_report()
+    assert report is not None
+    assert report == WorkerReport(load_seconds=report.load_seconds)
+    assert list(report.load_seconds) == ["a"]
     assert store.puts == [(FIRST, KEYS[:1], (13,), KEYS[2])]
     counts = meter.take()
     assert counts is not None

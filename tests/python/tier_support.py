@@ -90,7 +90,16 @@ class RecordedStore:
     this object. Attributes in `AT_ONCE` do not wait for the owner of the store.
     """
 
-    AT_ONCE = frozenset({"role", "time_limit", "submit_get", "submit_put", "note_decision"})
+    AT_ONCE = frozenset(
+        {
+            "note_decision",
+            "note_prefill_avoided",
+            "role",
+            "submit_get",
+            "submit_put",
+            "time_limit",
+        }
+    )
 
     def __init__(self, store: Any) -> None:
         self._store = store

@@ -68,6 +68,8 @@ class FakeStore:
     prompts: list[PromptLength] = field(default_factory=list)
     cancelled: list[tuple[bytes, ...]] = field(default_factory=list)
     timings: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
+    # Loaded tokens: tokens before them, their number, seconds of the load.
+    avoided: list[tuple[int, int, float]] = field(default_factory=list)
     # The recorded decisions: request, outcome, number of keys, and the named arguments.
     noted: list[tuple[str, str, int, dict[str, Any]]] = field(default_factory=list)
     # Whether `note_decision` raises.
@@ -124,6 +126,9 @@ class FakeStore:
 
     def record_timings(self, report: WorkerReport, decision: dict[str, Any]) -> None:
         self.timings.append((report, dict(decision)))
+
+    def note_prefill_avoided(self, before: int, tokens: int, seconds: float) -> None:
+        self.avoided.append((before, tokens, seconds))
 
     def record_failure(self, operation: str, error: BaseException) -> None:
         self.failed.append(f"{operation}: {error}")

@@ -147,9 +147,6 @@ class SGLangCacheStore(SGLangStore):
         if waiting is not None:
             waiting.set()
 
-    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        self._on_cache("prefill", lambda cache: cache.record_prefill(before, tokens, seconds), None)
-
     def forget(self) -> None:
         with self._state_lock:
             leased, self._reading = [*self._leased.values()], None

@@ -79,6 +79,11 @@ def dcp_size_of(config: "HiCacheStorageConfig") -> int:
         return 1
 
 
+def is_first_rank(config: "HiCacheStorageConfig") -> bool:
+    """Returns whether this rank counts the tokens that are loaded, each of which all ranks load."""
+    return not (config.tp_rank or config.pp_rank or config.attn_cp_rank)
+
+
 def is_storage_writer(config: "HiCacheStorageConfig") -> bool:
     """Returns whether this rank writes its pages: every rank, unless the model uses MLA, with which
     several ranks hold the same bytes, and one of them writes. The configuration of SGLang 0.5.22

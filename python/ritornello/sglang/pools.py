@@ -108,6 +108,7 @@ class Pool:
     pools `sides` together. Puts return how many leading pages are stored, gets how many were filled
     and verified. `before`: the keys of all pages of the prompt before the pages of a call; None if
     they are unknown.
+    `counts_tokens`: loaded pages of this pool count as tokens that the engine does not compute.
     """
 
     def __init__(
@@ -120,8 +121,10 @@ class Pool:
         *,
         in_place: bool,
         split: int,
+        counts_tokens: bool = False,
     ) -> None:
         self.name = name
+        self._counts_tokens = counts_tokens
         self._host = host
         self._slots = slots
         self._store = store
@@ -217,12 +220,14 @@ class Pool:
         """Waits for a read, and moves its copies to their slots. Returns the number of leading
         pages filled. Time before `since` is not counted as time of this read.
         """
-        filled = len(read.keys)
+        filled, began = len(read.keys), max(read.began, since)
         for part in read.parts:
             filled = min(filled, self._store.finish_get(part, since))
             since = perf_counter()
         for page, data in zip((read.ids or ())[:filled], read.copies, strict=False):
             self._host.set_from_flat_data_page(page * self._tokens, data)
+        if self._counts_tokens and read.parts:
+            self._store.note_prefill_avoided(filled * self._tokens, perf_counter() - began)
         return filled
 
     def abandon_get(self, read: PoolRead) -> None:

@@ -33,7 +33,7 @@ from ritornello.connector.identity import EPOCH_WARNING
 from ritornello.connector.interface import accept_defaults
 from ritornello.sglang.cache_store import SGLangCacheStore
 from ritornello.sglang.early_lookups import EarlyLookups
-from ritornello.sglang.engine import dcp_size_of, engine_of, is_storage_writer
+from ritornello.sglang.engine import dcp_size_of, engine_of, is_first_rank, is_storage_writer
 from ritornello.sglang.hits import SidePool
 from ritornello.sglang.hooks import (
     hashes_of,
@@ -362,6 +362,7 @@ class RitornelloStorage(HiCacheStorage):
                 self._meter,
                 in_place=in_place,
                 split=self._split,
+                counts_tokens=name == KV and is_first_rank(self._config),
             )
             pool.describe(self._engine)
             self._pools[name] = pool

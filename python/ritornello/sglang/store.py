@@ -218,9 +218,14 @@ class SGLangStore(FailSafeStore):
         """Does nothing here. With tiers, adds the growth of their counters to the meter."""
 
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Does nothing here. With tiers, tells the gate that the engine computed `tokens` tokens
-        after `before` tokens in `seconds`.
+        """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
+        self.call("prefill", lambda store: store.record_prefill(before, tokens, seconds), None)
+
+    def note_prefill_avoided(self, tokens: int, seconds: float) -> None:
+        """Counts tokens that were loaded in `seconds` and not computed. Their position in the
+        prompt is unknown: their time counts as at the beginning of a prompt.
         """
+        self.call("prefill", lambda store: store.note_prefill_avoided(0, tokens, seconds), None)
 
     def _put_options(
         self, scope: "Scope", keys: Sequence[bytes], before: Sequence[bytes] | None

@@ -105,6 +105,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         self._meter = StepMeter()
         kind = CacheStore if self._settings.tiers else VllmStore
         self._store: VllmStore = kind(self._settings, self._meter)
+        self._store.wants_timings = self._workers_measure_prefills()
         if not reason:
             self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
         self._scheduler: SchedulerSide | None = None
@@ -128,6 +129,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
                 # scheduler's process, which makes most calls, becomes the owner.
                 self._store.open()
                 self._guard = guard_of_engine()
+                self._observe_prefills()
         elif not reason:
             self._worker = WorkerSide(
                 self._store,
@@ -159,6 +161,15 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         cache group with this `spec`.
         """
         return kernels.block_layout(vllm_config, spec)
+
+    def _workers_measure_prefills(self) -> bool:
+        """Returns whether a worker computes a step between its hooks, whose times it measures."""
+        return True
+
+    def _observe_prefills(self) -> None:
+        """Has prefills measured in the scheduler's process, if the workers cannot. Called after
+        `guard_of_engine`.
+        """
 
     def _loads_apart(self) -> bool:
         """Returns whether all loads must be asynchronous, because no step may wait for a load."""

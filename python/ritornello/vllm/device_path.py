@@ -11,7 +11,9 @@ from ritornello.vllm import kernels
 from ritornello.vllm.cpu_path import CpuPath
 from ritornello.vllm.device_choice import EMULATED, OWN, VARIABLE, chosen
 from ritornello.vllm.kv_memory import DeviceMemory, KvMemory
+from ritornello.vllm.prefill_times import PrefillTimes
 from ritornello.vllm.settings import Settings
+from ritornello.vllm.weights.engine import observe_steps
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -57,6 +59,13 @@ class DevicePath(CpuPath):
         if chosen() == EMULATED:
             return kernels.block_layout(vllm_config, spec)
         return kernels.device_block_layout(vllm_config, spec)
+
+    def _workers_measure_prefills(self) -> bool:
+        return False
+
+    def _observe_prefills(self) -> None:
+        self._prefill_times = PrefillTimes(self._store.record_prefill)
+        observe_steps(self._prefill_times)
 
     def _loads_apart(self) -> bool:
         return True

@@ -6,9 +6,12 @@ Invariants:
   report the lease expires.
 * The last token of a request is never claimed: the engine must compute one token to answer.
 * A request whose load failed computes the remaining tokens, and loads nothing further.
+* Tokens count as loaded instead of computed when all workers have reported their load, and none of
+  them a failure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -31,6 +34,20 @@ ASYNC_LOAD_BYTES = 16 << 20
 # Maximum time that a request waits for the answer of a remote and for pages that a tier is
 # fetching; the tiers' own limits are expected to end the wait earlier.
 WAIT_SECONDS = 60.0
+NO_REPORT = WorkerReport()
+
+
+@dataclass(slots=True)
+class LoadInProgress:
+    """A load of `tokens` tokens after the first `before`. `seconds`: the longest time that a worker
+    has reported; None before the first report. `failed`: it failed in part.
+    """
+
+    before: int
+    tokens: int
+    asynchronous: bool
+    seconds: float | None = None
+    failed: bool = False
 
 
 class LoadPlan:
@@ -65,6 +82,8 @@ class LoadPlan:
         self._async_leases: dict[str, list[Lease]] = {}
         # The gate's decisions on loads in progress, by request.
         self._decisions: dict[str, Any] = {}
+        # By request. Loads that a step waits for are of the last step.
+        self._in_progress: dict[str, LoadInProgress] = {}
 
     def claim(self, state: RequestState, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
@@ -101,6 +120,7 @@ class LoadPlan:
         if self._store.wants_timings:
             self._decisions[name] = match.found.decision
         self._loads.append(Load(name, pages, match.asynchronous))
+        self._in_progress[name] = LoadInProgress(start, external, match.asynchronous)
         if match.asynchronous:
             state.loading = True
             self._async_leases[name] = match.found.leases
@@ -112,15 +132,16 @@ class LoadPlan:
         loads, self._loads = self._loads, []
         return loads
 
-    def complete_step(self, report: WorkerReport | None, loaded: Iterable[str]) -> None:
-        """Releases the leases of ended loads. `loaded`: requests whose asynchronous load ended on
-        all workers.
+    def complete_step(self, report: WorkerReport | None, loaded: Collection[str]) -> None:
+        """Releases the leases of ended loads, and counts their tokens. `loaded`: requests whose
+        asynchronous load ended on all workers.
         """
         self._release(self._step_leases)
         for request_id in loaded:
             self._release(self._async_leases.pop(request_id, []))
         if report is not None and self._store.wants_timings:
             self._store.record_timings(report, self._decisions)
+        self._count_loaded(report, loaded)
 
     def drop_match(self, state: RequestState) -> None:
         match, state.match = state.match, None
@@ -132,7 +153,11 @@ class LoadPlan:
         reads.
         """
         self.drop_match(state)
-        self._decisions.pop(state.request.request_id, None)
+        name = state.request.request_id
+        self._decisions.pop(name, None)
+        # A request may end with the step that waits for its load, whose report follows.
+        if name in self._in_progress and self._in_progress[name].asynchronous:
+            del self._in_progress[name]
         if state.waiting_since is not None:
             self._matcher.cancel_lookup(
                 state.request.block_hashes, self._claimable_tokens(state.request)
@@ -196,6 +221,25 @@ class LoadPlan:
                 before = self._matcher.keys_before(number, request.block_hashes, first)
                 loads.append(PageBlocks(number, first, keys, loaded, before))
         return loads
+
+    def _count_loaded(self, report: WorkerReport | None, loaded: Collection[str]) -> None:
+        """Counts the tokens of the loads that ended. A load that failed in part counts no tokens,
+        only its time.
+        """
+        if not self._in_progress:
+            return
+        report = report or NO_REPORT
+        for name, seconds in report.load_seconds.items():
+            if (load := self._in_progress.get(name)) is not None:
+                load.seconds = max(load.seconds or 0.0, seconds)
+                load.failed = load.failed or name in report.failed
+        for name, load in [*self._in_progress.items()]:
+            if load.asynchronous and name not in loaded:
+                continue
+            del self._in_progress[name]
+            if load.seconds is not None:
+                tokens = 0 if load.failed else load.tokens
+                self._store.note_prefill_avoided(load.before, tokens, load.seconds)
 
     def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
         page = self._epoch.identity.alignment

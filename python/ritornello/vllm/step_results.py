@@ -48,8 +48,8 @@ class StepResults:
         whether some pages were not filled. With several KV cache groups, the failed blocks of
         asynchronous loads are not reported to vLLM, which then computes the whole request.
         """
+        self.report.load_seconds[load.request] = seconds
         if self._store.wants_timings:
-            self.report.load_seconds[load.request] = seconds
             self.report.loads += self._store.take_loads()
         unfilled = result.unfilled
         asked = sum(len(pages.keys) for pages in load.pages)

@@ -52,8 +52,8 @@ class StoreHit(NamedTuple):
 
 
 class VllmStore(FailSafeStore):
-    """The store of one connector process. `wants_timings`: the store has a gate, which is to be
-    told how long loads and prefills took.
+    """The store of one connector process. `wants_timings`: workers measure prefills, and reads for
+    a gate.
     """
 
     wants_timings = False
@@ -135,10 +135,28 @@ class VllmStore(FailSafeStore):
         return []
 
     def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
-        """Does nothing here, because a single store has no gate. With tiers, takes the times of
-        loads and prefills for the gate, and removes from `decisions` (the `StoreHit.decision` of
-        each request, by the request's id) the requests whose loads `report` names.
+        """Takes the times of prefills. With tiers, takes the times of loads for the gate too, and
+        removes from `decisions` (the `StoreHit.decision` of each request, by the request's id) the
+        requests whose loads `report` names.
         """
+        if report.prefill is not None:
+            self.record_prefill(*report.prefill)
+
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
+        self.call(
+            "record_prefill", lambda store: store.record_prefill(before, tokens, seconds), None
+        )
+
+    def note_prefill_avoided(self, before: int, tokens: int, seconds: float) -> None:
+        """Counts `tokens` tokens after `before` tokens that were loaded in `seconds` and not
+        computed; 0 tokens for a load that failed.
+        """
+        self.call(
+            "note_prefill_avoided",
+            lambda store: store.note_prefill_avoided(before, tokens, seconds),
+            None,
+        )
 
     def report_stats(self) -> None:
         """Does nothing here: a single store has no cache. With tiers, adds counters of the cache to

@@ -1,4 +1,6 @@
-"""Explanations of requests, as `ritornello explain --request` gives them."""
+"""What commands of `ritornello` say: explanations of requests, as `ritornello explain --request`
+gives them, and other JSON output.
+"""
 
 import json
 import subprocess
@@ -8,19 +10,23 @@ from time import monotonic, sleep
 from typing import Any
 
 
+def ask(*words: str) -> Any:
+    """Returns the JSON output of a command of `ritornello`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ritornello", *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
 def explain(path: Path, request: str) -> dict[str, Any]:
     """Returns the entry of the only request with this id, whose decision arrives in seconds."""
     deadline = monotonic() + 30
     while True:
-        words = ["explain", str(path), "--request", request, "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "ritornello", *words],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        found = json.loads(done.stdout)["requests"]
+        found = ask("explain", str(path), "--request", request)["requests"]
         if found:
             (entry,) = found
             assert entry["request_id"].startswith(request)

@@ -76,7 +76,7 @@ class Engine:
                 for ticket in pending.tickets
             ):
                 sleep(0.001)
-            if side and side._store.wants_timings and side._store._store:
+            if side and side._store._settings.tiers and side._store._store:
                 # With several tiers, also wait until the lower tiers have the pages.
                 side._store._store.flush()
 

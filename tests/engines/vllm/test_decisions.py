@@ -1,8 +1,11 @@
-"""`ritornello explain --request`: requests of vLLM are explained by the ids that vLLM returned."""
+"""`ritornello explain --request`: requests of vLLM are explained by the ids that vLLM returned.
+`ritornello stat`: tokens that vLLM loaded.
+"""
 
 from pathlib import Path
+from time import monotonic, sleep
 
-from explanations import answers, decisions, explain
+from explanations import answers, ask, decisions, explain
 from harness import BLOCK, Engine, prompt
 
 from ritornello import Store
@@ -37,3 +40,25 @@ def test_request_is_explained_by_the_returned_id(engine: Engine, store_path: Pat
     assert answers(entry) == [("evicted", "quota", PAGES)]
     short = engine.ask(asked[: BLOCK // 2])[0]
     assert decisions(explain(store_path, short.request_id)) == [("too_short", 0, 0, 0)]
+
+
+def test_loaded_tokens_count_as_avoided_prefill(engine: Engine, store_path: Path) -> None:
+    asked = prompt(242)
+    # The first measured prefill of an engine is not recorded on a device.
+    for seed in (243, 244):
+        engine.ask(prompt(seed))
+    engine.ask(asked)
+    engine.forget()
+    before = ask("stat", str(store_path))["savings"]
+    assert engine.ask(asked)[0].num_cached_tokens == PAGES * BLOCK
+    deadline = monotonic() + 30
+    while True:
+        after = ask("stat", str(store_path))["savings"]
+        if after["avoided_tokens"] > before["avoided_tokens"]:
+            break
+        assert monotonic() < deadline, "the engine reported no loaded tokens"
+        sleep(0.2)
+    assert after["avoided_tokens"] - before["avoided_tokens"] == PAGES * BLOCK
+    assert after["untimed_tokens"] == before["untimed_tokens"]
+    assert after["prefill_seconds"] > before["prefill_seconds"]
+    assert after["load_seconds"] > before["load_seconds"]

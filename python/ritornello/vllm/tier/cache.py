@@ -120,10 +120,6 @@ class TierCache(ChunkStore):
     def release(self, lease: Any) -> None:
         self.call_later("release", lambda store: store.release(lease))
 
-    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Tells the gate that the engine computed `tokens` tokens after `before` in `seconds`."""
-        self._on_cache("gate", lambda cache: cache.record_prefill(before, tokens, seconds))
-
     def record_outcome(self, lookup: "Lookup", seconds: float) -> None:
         """Tells the gate how long the load took about which the gate decided in `lookup`."""
         self._on_cache("gate", lambda cache: cache.record_outcome(lookup, seconds))

@@ -39,7 +39,8 @@ class TicketPart:
 @dataclass(slots=True)
 class Job:
     """A load or, if `load` is false, a put. `started`: a time of `monotonic`. `decision`: the
-    lookup with which the gate decided to load.
+    lookup with which the gate decided to load. `prompt`: the number of tokens before the tokens
+    that the load spares the engine, and their number.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Job:
     leases: Sequence[Any] = ()
     started: float = 0.0
     decision: "Lookup | None" = None
+    prompt: tuple[int, int] = (0, 0)
 
     def is_done(self) -> bool:
         return all(piece.ticket is None or piece.ticket.done() for piece in self.parts)

@@ -142,9 +142,8 @@ class RitornelloTier(SecondaryTierManager):
         guard = engine.guard or guard_of_engine()
         tier = self._tier = Tier(store, namespace, rows, settings, self._meter, guard)
         guard.begin_epoch = tier.on_caches_reset
-        if settings.store.tiers:
-            self._prefill_times = PrefillTimes(tier.record_prefill)
-            observe_steps(self._prefill_times)
+        self._prefill_times = PrefillTimes(tier.record_prefill)
+        observe_steps(self._prefill_times)
 
     # Requests.
 

@@ -110,6 +110,16 @@ class ChunkStore(FailSafeStore):
             None,
         )
 
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """Records that the engine computed `tokens` tokens after `before` in `seconds`."""
+        self.call("gate", lambda store: store.record_prefill(before, tokens, seconds), None)
+
+    def note_prefill_avoided(self, before: int, tokens: int, seconds: float) -> None:
+        """Counts `tokens` tokens after `before` that were loaded in `seconds` and not computed; 0
+        tokens for a load that failed. Waits for nothing.
+        """
+        self.call("gate", lambda store: store.note_prefill_avoided(before, tokens, seconds), None)
+
     def touch(self, scope: "Scope", keys: Sequence[bytes]) -> None:
         self.call_later("touch", lambda store: store.touch(scope, keys))
 

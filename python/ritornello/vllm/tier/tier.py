@@ -206,12 +206,26 @@ class Tier:
 
         # The weights may have changed after the lookups found the chunks.
         refusal = "weights_changed" if self._weights_changed() else ""
+        prompt = self._tokens_of(context, keys)
         parts = self._start_parts(transfer, keys, refusal, submit)
         if self._guard is not None:
             self._covered[transfer.job_id] = self._guard.covered
+        number, started = transfer.job_id, monotonic()
         self._jobs.add(
-            Job(transfer.job_id, context.req_id, keys, True, parts, leases, monotonic(), decision)
+            Job(number, context.req_id, keys, True, parts, leases, started, decision, prompt)
         )
+
+    def _tokens_of(self, context: Context, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Returns the number of tokens before the chunks of a load, and in them. Every chained
+        group holds a part of all tokens, so the first of these groups tells the numbers; without
+        such a group they are 0.
+        """
+        for group, _, indices in self._by_group(keys):
+            if group.chained:
+                ends = [context.get_offload_key_position(keys[index]) for index in indices]
+                before = min(ends, key=lambda end: end or 0) or group.chunk_tokens
+                return max(before - group.chunk_tokens, 0), len(indices) * group.chunk_tokens
+        return 0, 0
 
     def save(self, transfer: Transfer) -> None:
         """Starts to store rows of the host tier. The store skips chunks that are already stored.
@@ -309,17 +323,23 @@ class Tier:
         return finished_jobs
 
     def _record_outcome(self, finished: FinishedJob) -> None:
-        """Tells the gate how long a load took about which the gate decided, from the start of the
-        load to the step that takes its result.
+        """Counts the tokens of a load, and tells the gate how long a load took about which the gate
+        decided, from the start of the load to the step that takes its result. A load that failed in
+        part counts no tokens, only its time.
         """
-        decision = finished.job.decision
-        if decision is not None and all(finished.ok) and isinstance(self._store, TierCache):
-            self._store.record_outcome(decision, monotonic() - finished.job.started)
+        job, is_whole = finished.job, all(finished.ok)
+        if not job.load:
+            return
+        before, tokens = job.prompt
+        seconds = monotonic() - job.started
+        if tokens:
+            self._store.note_prefill_avoided(before, tokens if is_whole else 0, seconds)
+        if job.decision is not None and is_whole and isinstance(self._store, TierCache):
+            self._store.record_outcome(job.decision, seconds)
 
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Tells the gate that the engine computed `tokens` tokens after `before` in `seconds`."""
-        if isinstance(self._store, TierCache):
-            self._store.record_prefill(before, tokens, seconds)
+        """Records that the engine computed `tokens` tokens after `before` in `seconds`."""
+        self._store.record_prefill(before, tokens, seconds)
 
     def _weights_changed_during(self, load: int) -> bool:
         """Returns whether weights changed since the load began, even if an epoch began after the
