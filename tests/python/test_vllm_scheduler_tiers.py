@@ -131,15 +131,25 @@ def test_slow_load_is_asynchronous(side: SchedulerSide, store: FakeStore) -> Non
 
 def test_timings_are_recorded_if_wanted(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(store, asked, 3)
+    keep(store, asked, 2)
     store.wants_timings = True
     store.decision = SimpleNamespace(estimate=None, alternatives=None)
     metadata = run(side, asked)
-    assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
-    report = WorkerReport(prefill=(192, 108, 0.5), load_seconds={"r": 0.25})
+    assert metadata.prefill == (2 * TOKENS, 300 - 2 * TOKENS)
+    report = WorkerReport(prefill=(128, 172, 0.5), load_seconds={"r": 0.25})
     side.complete_step(report, set(), set())
     assert store.timings == [(report, {"r": store.decision})]
     assert step(side, asked, 1).prefill is None
+
+
+def test_only_steps_that_are_mostly_one_long_prefill_are_timed(
+    side: SchedulerSide, store: FakeStore
+) -> None:
+    store.wants_timings = True
+    asked = request(300)
+    keep(store, asked, 4)
+    assert run(side, asked).prefill is None, "44 tokens after a load are mostly the cost of a step"
+    assert step(side, asked, 8).prefill is None
 
 
 def test_remote_gets_all_keys_of_prompt(store: FakeStore, blocks: Blocks) -> None:

@@ -63,7 +63,10 @@ fn stat_prices_the_time_that_loads_saved() {
     assert!(stat(&["--json"]).json()["savings"]["estimated_money"].is_null());
     let top = ritornello(&["top", text(dir.path()), "--json"]).json();
     assert_eq!(top["savings"]["avoided_tokens"], 70_500);
-    assert_eq!(stat(&["--gpu-hour", "-1"]).code, 2);
+    for price in ["-1", "nan"] {
+        let refused = stat(&[&format!("--gpu-hour={price}")]);
+        assert!(refused.code == 2 && refused.err.contains("currency"), "{}", refused.err);
+    }
     node.close().unwrap();
     assert!(stat(&["--gpu-hour", "2.5"]).out.contains("unknown without an owner"));
 }

@@ -79,7 +79,7 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     if context.json {
         json(&Answer { dir, stats, savings: savings.as_ref() });
     } else {
-        print_stdout(&describe(dir, stats, savings.as_ref()));
+        print_stdout(&describe(dir, stats, savings.as_ref(), args.gpu_hour.is_some()));
     }
     let problems = !stats.absent_space.reasons.is_empty() || stats.poisoned.is_some();
     Ok(if problems { Status::Problems } else { Status::Fine })
@@ -193,7 +193,13 @@ fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     out
 }
 
-fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>) -> String {
+/// `is_priced`: the caller named a price of an hour.
+fn describe(
+    dir: &Path,
+    s: &CatalogStats,
+    savings: Option<&Savings>,
+    is_priced: bool,
+) -> String {
     let mut out = table(&[]);
     let mut row = |name: &str, value: String| {
         out.add_row([name.to_owned(), value]);
@@ -302,8 +308,10 @@ fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>) -> String {
     row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
     row("eviction", eviction(&s.eviction));
     row("retained", bytes(s.retained_bytes));
-    if let Some(savings) = savings {
-        row("savings", savings.line());
+    match savings {
+        Some(savings) => row("savings", savings.line()),
+        None if is_priced => row("savings", "unknown: the owner's build counts none".to_owned()),
+        None => {}
     }
     row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.owner_epoch));
     for (reason, pages) in &s.dropped_at_open {

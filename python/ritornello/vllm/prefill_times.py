@@ -84,12 +84,18 @@ def prefill_of(step: Step) -> tuple[int, int] | None:
     before the one prompt's prefill is chosen so that attention computes the same number of pairs of
     a token and an earlier token as in the step.
     """
+    # A step of decodes returns here. Each prompt computes two tokens or more, so a prefill of
+    # `TOKENS_MIN` tokens leaves at least half of them.
+    drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
+    scheduled = step.num_scheduled_tokens
+    if sum(scheduled.values()) - drafts - len(scheduled) < TOKENS_MIN // 2:
+        return None
     cached = step.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=False))
     computed |= {request.req_id: request.num_computed_tokens for request in step.scheduled_new_reqs}
     tokens = others = 0
     pairs = 0.0
-    for name, count in step.num_scheduled_tokens.items():
+    for name, count in scheduled.items():
         count -= len(step.scheduled_spec_decode_tokens.get(name, ()))
         if count <= 1:
             others += 1

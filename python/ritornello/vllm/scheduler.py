@@ -19,6 +19,7 @@ from ritornello.vllm.identity import Identity
 from ritornello.vllm.load_plan import LEASE_SECONDS, LoadPlan
 from ritornello.vllm.matching import Matcher
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
+from ritornello.vllm.prefill_times import PREFILL_SHARE, TOKENS_MIN
 from ritornello.vllm.request_state import CacheManager, Request, RequestState, Step
 from ritornello.vllm.save_plan import SavePlan
 from ritornello.vllm.settings import RequestOptions
@@ -229,13 +230,18 @@ class SchedulerSide:
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
         """Returns the numbers of tokens before the step's prefill and in it, if exactly one request
-        computes more than one token.
+        computes more than one token, and the step is mostly this prefill. The time of any other
+        step would count as time of too few tokens.
         """
-        many = [(name, count) for name, count in step.num_scheduled_tokens.items() if count > 1]
+        scheduled = step.num_scheduled_tokens
+        many = [(name, count) for name, count in scheduled.items() if count > 1]
         if len(many) != 1:
             return None
-        state = self._requests.get(many[0][0])
-        return None if state is None else (state.request.num_computed_tokens, many[0][1])
+        name, count = many[0]
+        if count < max(TOKENS_MIN, PREFILL_SHARE * sum(scheduled.values())):
+            return None
+        state = self._requests.get(name)
+        return None if state is None else (state.request.num_computed_tokens, count)
 
     def _evict_failed(self, invalid_blocks: set[int]) -> None:
         """Evicts blocks that failed to load, and all blocks computed after them, from the engine's

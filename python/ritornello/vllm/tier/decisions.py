@@ -21,7 +21,8 @@ class DecisionLog:
     loads. A failure is counted, and not raised.
 
     vLLM's lookup thread may call `record_lookup` at any time. A decision may therefore be recorded
-    twice, but calls from this thread do not read positions of keys, which vLLM may be changing.
+    twice. Calls from this thread read the position of one key, and do not iterate over positions,
+    which vLLM may be changing.
     """
 
     def __init__(self, store: ChunkStore) -> None:

@@ -102,7 +102,7 @@ class KeySequence:
     def _leading_keys(self, context: Context) -> list[bytes]:
         keys = self._keys_by_number(context)
         if not self._leading:
-            if list(keys) == list(range(len(keys))):
+            if 0 in keys and list(keys) == list(range(len(keys))):
                 self._leading = list(keys.values())
             while (key := keys.get(len(self._leading))) is not None:
                 self._leading.append(key)

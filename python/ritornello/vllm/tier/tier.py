@@ -323,16 +323,16 @@ class Tier:
         return finished_jobs
 
     def _record_outcome(self, finished: FinishedJob) -> None:
-        """Counts the tokens of a load, and tells the gate how long a load took about which the gate
-        decided, from the start of the load to the step that takes its result. A load that failed in
-        part counts no tokens, only its time.
+        """Counts the tokens of a load, unless its request has ended, and tells the gate how long a
+        load took about which the gate decided, from the start of the load to the step that takes
+        its result. A load that failed in part counts no tokens, only its time.
         """
         job, is_whole = finished.job, all(finished.ok)
         if not job.load:
             return
         before, tokens = job.prompt
         seconds = monotonic() - job.started
-        if tokens:
+        if tokens and job.request in self._requests:
             self._store.note_prefill_avoided(before, tokens if is_whole else 0, seconds)
         if job.decision is not None and is_whole and isinstance(self._store, TierCache):
             self._store.record_outcome(job.decision, seconds)
