@@ -169,7 +169,9 @@ def saving(name, first):
 
 step(StepMetadata(work, (), [Save("a", PageBlocks(0, 0, keys, (1, 2, 3, 4)))]))
 array[:, 1:5] = 0
-assert step(StepMetadata(None, loading("a", (1, 2, 3, 4)))) == (({"a"}, set()), set(), None)
+found, blocks, report = step(StepMetadata(None, loading("a", (1, 2, 3, 4))))
+assert (found, blocks) == (({"a"}, set()), set()), (found, blocks)
+assert list(report.load_seconds) == ["a"] and not report.unsupported_reason, report
 for block in range(4):
     assert (array[:, 1 + block].reshape(-1) == content[block]).all(), "the load must be right"
 
