@@ -194,12 +194,7 @@ fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
 }
 
 /// `is_priced`: the caller named a price of an hour.
-fn describe(
-    dir: &Path,
-    s: &CatalogStats,
-    savings: Option<&Savings>,
-    is_priced: bool,
-) -> String {
+fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>, is_priced: bool) -> String {
     let mut out = table(&[]);
     let mut row = |name: &str, value: String| {
         out.add_row([name.to_owned(), value]);
