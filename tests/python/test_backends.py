@@ -18,7 +18,7 @@ import ritornello as rt
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, PAGES = 20_000, 8
-# A backend that keeps values in its process; subclasses add faults.
+# A backend that keeps values in its process; most subclasses add a fault.
 MEMORY = '''
 import threading, time
 import ritornello as rt

@@ -182,7 +182,8 @@ def test_missing_connector_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [FULL, SHORT])
-def test_working_set_exceeds_device_and_host(scale: Any) -> None:
+def test_working_set_exceeds_device(scale: Any) -> None:
+    """The working set of a full run exceeds the device's and the host's cache together."""
     sizes = {"demo": 12, "tiny": 4}
     token = 2 * 2 * sizes[scale.model] * 2 * 64
     host = (scale.host_mib << 20) // token

@@ -1,4 +1,4 @@
-"""Settings in SGLang's extra configuration, and supported versions of SGLang."""
+"""Settings in SGLang's extra configuration, and the interfaces of SGLang that are accepted."""
 
 from dataclasses import make_dataclass
 from pathlib import Path

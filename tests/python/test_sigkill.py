@@ -66,7 +66,7 @@ def start(path: Path, name: int) -> subprocess.Popen[str]:
 
 def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
     """Kills the child `delay` seconds after it has opened the store. Returns the number of pages
-    that it had flushed, by sequence name.
+    that it reported as flushed, by sequence name.
     """
     assert child.stdout is not None
     assert child.stdout.readline().startswith("open")

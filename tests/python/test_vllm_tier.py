@@ -512,7 +512,7 @@ def test_consecutive_keys_are_found() -> None:
     assert KeySequence(group).leading(backwards) == KEYS[:4]
     other = Request("o").over(offload_keys("b", 4, group=1))
     assert KeySequence(group).leading(other) == []
-    # The ends are those of consecutive chunks, and the second key is another group's.
+    # The two keys end where consecutive chunks end, but the second key is another group's.
     mixed = Request("m").over(KEYS[:1])
     mixed._offload_key_positions |= {offload_keys("b", 2, group=1)[1]: 2 * TOKENS}
     assert KeySequence(group).leading(mixed) == KEYS[:1]

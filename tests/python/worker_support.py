@@ -27,8 +27,9 @@ def outcome(*ok: bool, reason: str = "") -> Any:
 @dataclass
 class FakeStore:
     """Stand-in for the worker's store. `outcomes`: the results of the next gets and puts, in the
-    order of their submission. `events`: the calls that wait for a ticket, cancel it, protect its
-    save from later steps of the engine, or close the store, in order.
+    order of their submission. `events`: the calls that wait for a ticket or for one of its
+    sections, cancel a ticket and wait, protect a save from later steps of the engine, or close the
+    store, in order.
     """
 
     outcomes: list[Any] = field(default_factory=list)

@@ -187,7 +187,7 @@ fn open_fails_with_retry_if_the_directory_is_replaced() {
 }
 
 #[test]
-fn permissions_are_those_of_the_opened_store() {
+fn policy_is_that_of_the_opened_store() {
     let root = tempfile::tempdir().unwrap();
     let [dir, away, next] = ["store", "away", "next"].map(|name| root.path().join(name));
     for (dir, policy) in [(&dir, "allow_weak_hashes = true"), (&next, "")] {

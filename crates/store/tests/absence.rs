@@ -92,8 +92,8 @@ fn segment_that_fails_to_open_keeps_its_pages() {
         schedule.heal();
         open.core.run_once();
         assert_eq!(found(&open), PAGES);
-        // The store can still create segments, because a new segment does not get the number of the
-        // absent segment.
+        // New segments do not get the numbers of segments that were absent, so these puts overwrite
+        // no page.
         for name in 100..108 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
         }

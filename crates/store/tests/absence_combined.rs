@@ -1,5 +1,5 @@
-//! Absent space together with other features: reservations, the write budget, drained directories,
-//! deletions, and stores of earlier builds.
+//! Absent space together with other features: reservations, the capacity, drained directories,
+//! deletions, mounts that change while a store is opened, and stores of earlier builds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -172,7 +172,7 @@ fn lossy_codecs_reject_unknown_layouts() {
 }
 
 #[test]
-fn all_codecs_are_read_after_restart() {
+fn lossless_codecs_are_read_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let scope = numbers("mixed", "bfloat16", 40);
     let codecs = [Codec::Raw, Codec::Split, Codec::Zstd];
@@ -182,7 +182,7 @@ fn all_codecs_are_read_after_restart() {
         for (at, codec) in codecs.into_iter().enumerate() {
             set(&open.store, &scope, codec);
             // Put eight new pages with each codec, after the pages that are stored already. Some of
-            // the new pages are noise, which no codec shortens.
+            // the new pages are noise, which no lossless codec shortens.
             put_all(&open.store, &scope, &keys[..8 * at + 8], 5);
             expect(&open.store, &scope, &keys[..8 * at + 8], 5);
         }

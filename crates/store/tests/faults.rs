@@ -134,7 +134,7 @@ fn fault_during_open_returns_no_wrong_byte() {
 /// The index finds no space: a flush may fail, no page is lost, and a flush succeeds once space is
 /// free.
 #[test]
-fn full_disk_fails_flush_and_recovers() {
+fn flush_succeeds_after_a_full_disk() {
     for op in [Op::Write, Op::Open, Op::SetLen] {
         let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
@@ -179,7 +179,8 @@ fn full_disk_fails_flush_and_recovers() {
 }
 
 /// Runs a short workload: puts, gets, flushes, a deletion, a dropped scope, evictions and
-/// maintenance. Returns the flushed sequences and their pages.
+/// maintenance. Returns each chained sequence that was put directly before a flush that succeeded,
+/// and the number of its stored pages.
 fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let (scope, other) = (chained(64 << 10), unchained(5000));
     let mut flushed = Vec::new();

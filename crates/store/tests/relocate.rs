@@ -58,7 +58,8 @@ fn holes_take_no_space_when_moved() {
     open.close();
 }
 
-/// The store does not move a damaged page, and moves the other pages.
+/// A drain moves neither a damaged page nor the pages after it in its chain, and loses no other
+/// page.
 #[test]
 fn damaged_pages_are_not_moved() {
     let dir = tempfile::tempdir().unwrap();

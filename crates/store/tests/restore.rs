@@ -57,7 +57,7 @@ fn fill(open: &Open) {
     open.store.flush().unwrap();
 }
 
-/// The volume on which each stored page begins, and the generation of its run.
+/// For each page, the volume on which its run begins, and the generation of this run.
 fn places(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Vec<(u8, u64)> {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(scope, false).unwrap().unwrap();

@@ -117,7 +117,7 @@ fn registrations_write_less_than_twice_the_file() {
 }
 
 #[test]
-fn registry_of_an_earlier_build_is_read() {
+fn close_leaves_nothing_appended_to_the_registry() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_with(disk.clone());
     put(&open.store, &salted(0), &sequence(1, 3), None);

@@ -31,7 +31,8 @@ fn scope(name: &str) -> Scope {
 
 const LAYER: u64 = 8 << 10;
 
-/// Returns random numbers with eight neighbouring exponents, which every codec can shorten.
+/// Returns random numbers with eight neighbouring exponents, which every codec except `raw`
+/// shortens.
 fn content(scope: &Scope, key: &[u8]) -> Vec<u8> {
     let mut bytes = page(scope, key);
     for number in bytes.chunks_exact_mut(2) {

@@ -39,7 +39,7 @@ def model() -> Path:
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
     """Returns a function that runs a separate vLLM for a few prompts; see `ask.py`. All runs of a
-    test use one store.
+    test use one store, except those whose options name another store.
     """
     asked = 0
 

@@ -157,7 +157,9 @@ def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """Evicts the pages beyond the first `keep` that a lookup promised, before they are loaded."""
+    """Deletes the pages beyond the first `keep` that a lookup promised, before they are loaded, as
+    an eviction after the lookup would.
+    """
     lookup = VllmStore.lookup
 
     def forgetful(

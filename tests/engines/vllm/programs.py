@@ -2,7 +2,7 @@
 imported vLLM: the imports take half of the CPU time of a program with a small engine.
 
 As a program this module is such an interpreter. For each line of its input, a `Run` in JSON, it
-forks a process, and prints the exit status of this process.
+forks a process, and prints this process's status as `waitpid` returns it.
 """
 
 import ctypes

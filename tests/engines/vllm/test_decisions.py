@@ -44,7 +44,7 @@ def test_request_is_explained_by_the_returned_id(engine: Engine, store_path: Pat
 
 def test_loaded_tokens_count_as_avoided_prefill(engine: Engine, store_path: Path) -> None:
     asked = prompt(242)
-    # The first measured prefill of an engine is not recorded on a device.
+    # The duration of an engine's first prefill is not recorded if its cache is on a device.
     for seed in (243, 244):
         engine.ask(prompt(seed))
     engine.ask(asked)

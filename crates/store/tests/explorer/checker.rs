@@ -26,7 +26,8 @@ pub struct Bounds {
     pub retained: Vec<(usize, Pages)>,
     /// Maximum allocated bytes.
     pub ceiling: u64,
-    /// Whether the disk always has space for the store.
+    /// Whether every put must find space, unless a change of capacity is incomplete or a volume is
+    /// absent.
     pub has_room: bool,
 }
 

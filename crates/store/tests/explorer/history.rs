@@ -359,7 +359,8 @@ impl History {
             Operation::Resize { .. }
             | Operation::AddVolume { .. }
             | Operation::DrainVolume { .. } => {
-                // The change was recorded, but this change or an earlier change is not complete.
+                // The store refused the change, or recorded it but did not complete it or an
+                // earlier change.
                 message.contains("still being emptied")
                     || message.contains("may not be evicted")
                     || message.contains("has this directory already")

@@ -52,7 +52,7 @@ impl Kind {
 fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
     let mut bytes = common::page(scope, key);
     let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
-    // Leave every third page random, so that no codec shortens it.
+    // Leave every third page random, so that no lossless codec shortens it.
     if scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
         for number in bytes.chunks_exact_mut(2) {
             // The magnitudes are at least 2^-7 and below 2.

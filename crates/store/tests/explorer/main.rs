@@ -13,8 +13,8 @@
 //! * retained and leased pages are not evicted, even if the store's capacity changes;
 //! * the allocated bytes do not exceed the capacity, or the previous capacity while the store
 //!   shrinks;
-//! * opening never fails, and the opened store takes a put, a flush and a get, and completes an
-//!   interrupted change of capacity;
+//! * opening never fails, and the opened store takes a flush, a get and, if it has space, a put. It
+//!   completes an interrupted change of capacity;
 //! * no file is created under the mount point of an absent volume;
 //! * a commit fails only if the owner is poisoned, or is not the owner that reserved the space.
 //!

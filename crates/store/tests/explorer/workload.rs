@@ -45,7 +45,8 @@ impl Workload {
     }
 
     /// Returns whether the history has no clients, no absent volumes and no failing syncs, so that
-    /// `Operation::choose` chooses all its operations.
+    /// `Operation::choose` chooses its operations. A steady history has maintenance in place of
+    /// operations that open the store.
     pub fn is_simple(&self) -> bool {
         self.clients == 0 && !self.volumes && !self.faults
     }
