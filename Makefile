@@ -6,7 +6,7 @@
 # build/s3            S3 servers for tests
 # build/emulators     emulators of Google Cloud Storage and Azure Blob Storage for tests
 # build/rocksdb       RocksDB for the feature `lsm`, and the variables with which cargo finds it
-# build/stamps        one file per built target, touched when it was built
+# build/stamps        one file per built target, touched when it was built; logs and times of suites
 # target              cargo's build folder
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
@@ -55,8 +55,9 @@ WHEEL := build/wheels/ritornello-*.whl
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# `test-all` runs all suites, or its shard of them; `test` leaves out long tests, and tests that
-# need S3 servers, emulators, or an engine other than vLLM. Suites of the core run one at a time,
+# `test-all` runs all suites, or its shard of them; `test` leaves out long tests, the fuzzer, and
+# tests that need S3 servers, emulators, an emulated GPU, tools of the node service, or an engine
+# other than vLLM. Suites of the core run one at a time,
 # because some of them keep two cores busy at times. Most of their tests wait and need no core, so
 # suites of engines, which mostly keep one core busy, run beside them: two at a time, long suites
 # first.

@@ -25,8 +25,9 @@ CHECKSUM = re.compile(r"\[seq (\d+)/(?:cold|warm)\] CHECKSUM: (\w+)")
 
 @dataclass
 class Asked:
-    """The outcome of a request: chunks found by its first lookup, all chunks, and the checksums
-    of the engine's memory after the request.
+    """The outcome of a request. `hits`, `lookup_ms`: chunks that its first lookup found, and the
+    time of this lookup. `chunks`: all its chunks. `checksums`: the checksums of the engine's memory
+    that LMCache's benchmark printed for the request.
     """
 
     hits: int

@@ -81,7 +81,7 @@ class Disk:
         self.data = self._first_free() if file_system == "ext4" else 0
 
     def attach(self) -> None:
-        """Attaches the backing file to a free loop device."""
+        """Attaches the backing file to a free loop device, and mounts its file system."""
         line = ["losetup", "--find", "--show", str(self.backing)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         if done.returncode != 0:

@@ -78,8 +78,8 @@ class NodeService(Process):
             raise ServerError(f"{self.name}: no answer ({error}); see {self.log}") from error
 
     def _command(self) -> list[str]:
-        # `--must-own` ends the command if another process owns the store, whose memory of
-        # evictions would have begun earlier.
+        # With `--must-own` the command ends if another process owns the store: explanations would
+        # then also show evictions from before this process started.
         listen = ["--must-own", "--http", f"127.0.0.1:{self.port}"]
         return [str(COMMAND), "serve", str(self.store), *listen]
 

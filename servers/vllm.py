@@ -23,7 +23,7 @@ SOURCES = {
 
 
 def connector(**extra: Any) -> dict[str, Any]:
-    """Returns vLLM's configuration of Ritornello with these settings."""
+    """Returns vLLM's configuration of Ritornello with the settings `extra`."""
     return {
         "kv_connector": "RitornelloConnector",
         "kv_connector_module_path": "ritornello.vllm",
@@ -61,7 +61,9 @@ def offloading(
 
 
 def tokens_by_source(counters: Metrics) -> dict[str, int]:
-    """Returns the number of prompt tokens so far by source: computed, vLLM's cache, connector."""
+    """Returns the number of prompt tokens so far by source: `computed`, `local` (vLLM's own prefix
+    cache) and `external` (the connector).
+    """
     counted = counters.by(TOKENS_BY_SOURCE, "source")
     return {told: int(counted.get(source, 0)) for source, told in SOURCES.items()}
 
@@ -166,7 +168,8 @@ class VLLMServer(Engine):
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", fast_dtype()]
         command += ["--enforce-eager", "--block-size", "64", "--disable-uvicorn-access-log"]
         command += ["--max-model-len", str(self.max_tokens), "--max-num-batched-tokens", "2048"]
-        # Without this timeout vLLM kills its processes immediately, before pending work ends.
+        # Without this timeout a SIGTERM makes vLLM kill its processes immediately, before pending
+        # work ends.
         command += ["--shutdown-timeout", str(DRAIN_SECONDS)]
         if self.kv_blocks is not None:
             command += ["--num-gpu-blocks-override", str(self.kv_blocks)]
