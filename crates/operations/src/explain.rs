@@ -27,8 +27,8 @@ last 524,288 pages, and the newest decisions of engines, at most 8 MiB.
 --request prints at most 16 decisions about the request, the decision that reached the owner last
 first, and explains the pages of that decision as they are now. ID is the id that the engine
 returned, such as chatcmpl-..., or the engine's own id of the request. Decisions reach the owner
-after about 2 seconds. vLLM records them on CPUs, and on GPUs with our own copies; for other engines
-use --keys.
+after about 2 seconds. vLLM records them, also with its own offloading; for SGLang and LMCache use
+--keys.
 
 `ritornello stat DIR` lists the largest scopes. Keys are the engine's block hashes, in the order of
 the prompt; `Store.keys` in Python lists those that are stored.

@@ -26,8 +26,8 @@ pub(crate) fn describe_request(
         let asked: String = asked.escape_debug().take(128).collect();
         lines.push(format!("no decision about request {asked} is remembered"));
         lines.push(
-            "engines report decisions after about 2 s; vLLM's own offloading (the default on GPUs), \
-             SGLang and LMCache report none: ask with --scope and --keys"
+            "vLLM reports decisions after about 2 s; SGLang and LMCache report none: ask with --scope \
+             and --keys"
                 .to_owned(),
         );
     }

@@ -160,6 +160,7 @@ fn live_clients_absent_space_stays_withheld() {
     let reserved = client.reserve(scope, &refs(&keys), None, &request).unwrap();
     let theirs: Vec<Extent> =
         reserved.runs.iter().flat_map(|run| run.place.extents.clone()).collect();
+    assert!(!theirs.is_empty());
     std::mem::forget(open);
 
     let schedule = Schedule::new();
@@ -171,9 +172,11 @@ fn live_clients_absent_space_stays_withheld() {
     open.core.run_once();
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let scope = catalog.resolve(&chained(65_536), true).unwrap().unwrap();
+    let mut granted = 0;
     for name in 0..20 {
         let keys = sequence(name, 4);
         let ours = catalog.reserve(scope, &refs(&keys), None, &request).unwrap();
+        granted += ours.runs.len();
         for extent in ours.runs.iter().flat_map(|run| &run.place.extents) {
             let overlaps = |other: &&Extent| {
                 other.segment == extent.segment
@@ -184,6 +187,7 @@ fn live_clients_absent_space_stays_withheld() {
             assert!(hit.is_none(), "extent {extent:?} overlaps the live client's {hit:?}");
         }
     }
+    assert!(granted > 0, "no put got space");
 }
 
 /// Pages are deleted during the sync with which the store reattaches a volume: their space must not

@@ -119,6 +119,7 @@ fn fault_during_open_returns_no_wrong_byte() {
     let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
     put(&open.store, &scope, &sequence(1, 4), None);
     open.close();
+    let mut opened = 0;
     for nth in 1..60 {
         let schedule = Schedule::new();
         schedule.add(Rule::nth(nth, MediumFault::Io));
@@ -127,8 +128,10 @@ fn fault_during_open_returns_no_wrong_byte() {
             schedule.heal();
             get(&open.store, &scope, &sequence(1, 4));
             open.forget();
+            opened += 1;
         }
     }
+    assert!(opened > 0, "every opening failed");
 }
 
 /// The index finds no space: a flush may fail, no page is lost, and a flush succeeds once space is
