@@ -1,6 +1,10 @@
-//! Measures probes, ingest, memory and reopening of the `run` index, with metadata only.
+//! Measures probes, ingest, memory, checkpoint, reopening and removal of the `run` index, without
+//! page data.
 //!
 //! `cargo run --release -p ritornello-index --example measure -- [PAGES] [RUN_PAGES]`
+//!
+//! PAGES is the number of pages (default 1,000,000), RUN_PAGES the number of pages per run, 1 to
+//! 65,535 (default 32).
 
 use ritornello_format::{PageHash, PageHashes, Result, ScopedKeys};
 use ritornello_index::synthetic::{SLOT, Shape, mix};

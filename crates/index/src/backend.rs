@@ -36,8 +36,8 @@ pub struct OpenOptions {
     /// Whether every change is durable when the call that makes it returns. Only `art` obeys this
     /// option; in other persistent backends a change is durable after the next sync.
     pub durable: bool,
-    /// Whether the open checks everything on disk. `lsm` and `art` obey this option; `run` always
-    /// checks.
+    /// Whether the open of `lsm` or `art` checks everything on disk. `run` ignores this option: it
+    /// always checks what it reads.
     pub verify: bool,
     /// Whether the previous owner closed the index without a failed sync: see
     /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites data that may exist in the page

@@ -290,8 +290,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
 
     /// Sets the maximum bytes that the index's files may take, copies written by checkpoints or
     /// compactions included. If the files exceed this maximum already, inserts are refused until
-    /// pages are removed and [`PrefixIndex::maintain_after`] is called. `memory` and `art` ignore
-    /// the maximum.
+    /// [`PrefixIndex::maintain_after`], after removals of pages if necessary, has reduced the
+    /// files. `memory` and `art` ignore the maximum.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }

@@ -66,8 +66,8 @@ impl Shape {
     /// have. Returns the number of runs.
     ///
     /// # Errors
-    /// Errors of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever
-    /// more than 1 MiB of changes waits, and at the end.
+    /// Errors of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called after each
+    /// chain at whose end more than 1 MiB of changes waits, and at the end.
     pub fn fill(&self, index: &dyn PrefixIndex) -> Result<u64> {
         let scope = self.scope();
         let mut runs = 0;

@@ -74,8 +74,8 @@ impl Reason {
     }
 }
 
-/// A decision of the tuner on a target. If `from` equals `to`, no other setting had a predicted
-/// saving that is large enough for a change.
+/// A decision of the tuner on a target. If `from` equals `to`, the setting is fixed, or no other
+/// setting had a predicted saving that is large enough for a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TuningDecision {
     /// Operations counted before the decision.

@@ -31,9 +31,10 @@ pub(crate) trait Work {
 /// An implementation of reads and writes of files. Any number of threads may call `run` at the same
 /// time.
 pub(crate) trait IoEngine: Send + Sync {
-    /// Runs `work` to its end, and returns for how long the thread waited for operations. When the
-    /// call returns or unwinds, no operation is in flight, because the caller owns the memory of
-    /// the operations.
+    /// Runs `work` to its end, and returns for how long the thread waited for operations in flight:
+    /// zero from [`Inline`], which completes each operation when it is submitted. When the call
+    /// returns or unwinds, no operation is in flight, because the caller owns the memory of the
+    /// operations.
     fn run(&self, work: &mut dyn Work) -> Duration;
     /// The engine's name as one lower-case word.
     fn name(&self) -> &'static str;

@@ -39,8 +39,8 @@ const COLLAPSE_BYTES: usize = 4 * HUGE;
 /// Time after which no more huge pages are requested for a file: memory is fragmented, and the
 /// kernel moves other pages to make room. Puts that need the segment wait this long.
 const COLLAPSE_TIME: Duration = Duration::from_millis(500);
-/// The size of the kernel's huge pages. On kernels with pages of 16 or 64 KiB they are longer than
-/// [`HUGE`], and cannot be requested for a part of a segment.
+/// The file with the length in bytes of the kernel's huge pages. On kernels with pages of 16 or 64
+/// KiB they are longer than [`HUGE`], and cannot be requested for a part of a segment.
 const KERNEL_HUGE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 
 /// A shared mapping of a whole segment file, not inherited by forked children.
@@ -130,7 +130,8 @@ impl Map {
     /// Any error of `madvise(2)`: the kernel denies huge pages (`shmem_enabled`, `prctl(2)`), has
     /// none free, could not move a page, or is older than 6.1. On kernels from 5.14 to 6.0 the
     /// memory is in huge pages nevertheless if the mount allows them. `Unsupported` if the kernel's
-    /// huge pages have another size. `TimedOut` if the kernel took long to make room.
+    /// huge pages have another size. `TimedOut` if the kernel took long to make room. Any error of
+    /// reading the length of the kernel's huge pages.
     pub(crate) fn allocate_huge(&self) -> io::Result<()> {
         let kernel = std::fs::read_to_string(KERNEL_HUGE)?;
         if kernel.trim().parse() != Ok(HUGE) {
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_or_removed_file_is_an_error() {
+    fn truncation_and_removal_of_the_file_are_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let file = file(dir.path());
         let map = Map::new(&file, BYTES).unwrap().unwrap();

@@ -233,7 +233,8 @@ impl Segments {
     }
 
     /// Restores the length of a segment that was truncated. The lost bytes read as zeroes, so pages
-    /// in them miss, and the space can be written again. Returns whether the segment was short.
+    /// in them miss, and the space can be written again. Returns whether the segment was short or,
+    /// in memory, not fully allocated.
     ///
     /// # Errors
     /// `Retry` if the file system refuses.

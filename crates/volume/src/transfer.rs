@@ -1,4 +1,5 @@
-//! Moves runs between the caller's memory and the segments, and checksums every byte on the way.
+//! Moves runs between the caller's memory and the segments, and checksums their headers and pages on
+//! the way.
 
 mod check;
 mod chunk;
@@ -120,7 +121,8 @@ pub enum Encoded<'a> {
 /// The outcome of reading one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageOutcome {
-    /// The target holds the bytes that were written under the page's key.
+    /// The stored bytes match their checksums, and the target holds the page that was written under
+    /// the page's key.
     Verified,
     /// The target does not hold the page.
     Missed(MissReason),
@@ -154,8 +156,9 @@ pub enum MissReason {
     Frame,
     /// The checksum does not match: the stored bytes differ from the bytes written.
     Checksum,
-    /// The file system failed, or the segments were opened before a fork. A put also reports this
-    /// reason if no staging memory became free in time.
+    /// The file system failed, or the segments were opened before a fork. A put of the store also
+    /// reports this reason for a write that failed for another cause, such as a lack of staging
+    /// memory, unless the call was stopped or a volume has stalled.
     Io,
     /// The target has no memory for the page, or its memory is not as long as the page.
     Memory,

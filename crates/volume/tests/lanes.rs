@@ -1,4 +1,4 @@
-//! Transfers over several volumes: one lane for each volume, and runs on several volumes.
+//! Transfers over several volumes: lanes for single volumes, and runs on several volumes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -161,7 +161,7 @@ fn transfers_past_their_deadline_fail() {
 }
 
 #[test]
-fn sections_arrive_in_order_over_all_volumes() {
+fn all_sections_arrive_over_several_volumes() {
     let volumes = volumes(IoChoice::Auto);
     let mut runs = runs();
     runs.pop();

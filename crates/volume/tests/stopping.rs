@@ -129,7 +129,7 @@ fn threads_take_turns_with_scarce_staging() {
 }
 
 #[test]
-fn panicking_source_or_target_leaves_no_io_in_flight() {
+fn segments_stay_usable_after_a_source_panics() {
     struct Panics;
     // SAFETY: hands out no fragments.
     unsafe impl PageSource for Panics {

@@ -11,7 +11,7 @@
 //! | `r` run | the run's record: the commit marker of its pages |
 //! | `c` parent, child | the page of the parent to which the child is attached |
 //! | `t` run | the end of the run's retention |
-//! | `m`, a letter | counters of the whole index |
+//! | `m`, a letter | numbers of the whole index: assigned run numbers, totals, the clock |
 
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};

@@ -139,7 +139,8 @@ pub struct ArtRecovered {
     pub lost: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,
-    /// Keys of runs that were being written or removed when the process died.
+    /// Keys with page hashes of runs that were being written or removed when the process died, or
+    /// whose records are damaged.
     pub leftover_keys: u64,
 }
 

@@ -52,7 +52,7 @@ impl Record {
         Ok(value)
     }
 
-    /// Decodes a record; `None` if it fails its checksum.
+    /// Decodes a record; `None` if it fails its checksum or is malformed.
     pub(super) fn decode(run: RunId, value: &[u8]) -> Option<Self> {
         let body = unseal(&key::run(run), value)?;
         Self::read(&mut Reader::new(body)).ok()
@@ -83,7 +83,7 @@ pub(super) fn encode_chunk(key: &[u8], pages: &[PageHash]) -> Vec<u8> {
     seal(key, pages.iter().flat_map(|page| page.0).collect())
 }
 
-/// Decodes a value; `None` if it fails its checksum.
+/// Decodes the page hashes of a chunk; `None` if its value fails its checksum or is malformed.
 pub(super) fn decode_chunk(key: &[u8], value: &[u8]) -> Option<Vec<PageHash>> {
     let (pages, rest) = unseal(key, value)?.as_chunks();
     rest.is_empty().then(|| pages.iter().map(|page| PageHash(*page)).collect())

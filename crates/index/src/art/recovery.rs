@@ -4,8 +4,9 @@
 //! key that attaches a run to its parent (module `key`). This module reads the records of runs, and
 //! with [`ArtOptions::verify`](super::ArtOptions), or if the tree lacks the entry of the assigned
 //! run numbers, every chunk and every link as well. A run is valid if its record and all its chunks
-//! are intact and its parent is valid. Entries that were read and belong to no valid run are
-//! removed: their run was being written or removed when the process died, or it was damaged.
+//! are intact and its parent is valid. Invalid runs are removed, and so are chunks that were read
+//! and belong to no run: their run was being written or removed when the process died, or its
+//! record was damaged.
 
 use super::key;
 use super::record::{self, Record};

@@ -295,7 +295,7 @@ fn durable_index_needs_no_sync() {
     let options = ArtOptions { durable: true, ..ArtOptions::default() };
     let index = ArtIndex::open(dir.path(), options).unwrap();
     insert(&index, 2, None, &pages(1, 50), 1).unwrap();
-    // Copy the files while the index is open, as after a crash.
+    // Copy the files while the index is open, as a kill would leave them.
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn step_changes_each_parameter_by_one_after_a_flush() {
+    fn step_changes_each_parameter_by_at_most_one_after_a_flush() {
         let controller = Controller::new(Mode::Adaptive);
         read(&controller, 1);
         let target = controller.log()[0].to;

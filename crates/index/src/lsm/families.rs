@@ -152,7 +152,8 @@ impl Families {
     }
 
     /// Poisons the index because its contents are inconsistent, and creates the marker file, so
-    /// that the next open copies the consistent runs into a new database.
+    /// that the next open copies the consistent runs into a new database. Does nothing if the index
+    /// is poisoned already.
     pub(super) fn note_damage(&self, error: &dyn std::fmt::Display) {
         if self.poisoned.swap(true, Ordering::AcqRel) {
             return;

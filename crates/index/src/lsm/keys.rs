@@ -1,5 +1,5 @@
 //! Column families, their keys and small values. Numbers are big-endian, so that keys sort by their
-//! numbers, and the keys of a run are adjacent.
+//! numbers, and the keys of a run in the family `path` are adjacent.
 
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};

@@ -64,7 +64,8 @@
 //!   of runs, but not of pages.
 //! * The budget counts tables twice, because compaction writes new tables before it deletes the old
 //!   tables; so about half of the budget is usable.
-//! * The index cannot be opened in a forked child of a process that has used it.
+//! * The index cannot be opened in a forked child of a process that has opened an index `lsm` or a
+//!   residency index `lsm`.
 //! * A full disk poisons the index: open the store again once there is room.
 //! * After damage, the next open copies the recoverable runs, which temporarily takes the same
 //!   space again.
@@ -128,13 +129,13 @@ impl LsmIndex {
     /// verification are dropped, logged, and counted in [`LsmIndex::recovered`].
     ///
     /// # Errors
-    /// `Invalid` if a file has an unknown format version; `Retry` if the index is open already;
+    /// `Invalid` if the database has an unknown format; `Retry` if the index is open already;
     /// `Fatal` for file-system errors, and in a forked child of a process that has used RocksDB.
     pub fn open(dir: &Path, options: &LsmOptions) -> Result<Self> {
         recovery::open(dir, options)
     }
 
-    /// Numbers of runs of pages that the open recovered and dropped.
+    /// Whether the open found damage, and the numbers of runs that it recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> LsmRecovered {
         self.recovered

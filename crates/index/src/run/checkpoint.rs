@@ -75,8 +75,8 @@ impl Checkpoints {
 impl RunIndex {
     /// Returns whether a checkpoint is due. A checkpoint is due if the current journal file has at
     /// least the length [`journal_bytes_max`], if all journal files together have at least this
-    /// length and [`RunIndex::worst_case`] is at least three quarters of the budget, or if the
-    /// files exceed the budget.
+    /// length and [`RunIndex::worst_case`], the most bytes that the files may take, is at least
+    /// three quarters of the budget, or if the files exceed the budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =
@@ -91,9 +91,9 @@ impl RunIndex {
     }
 
     /// Returns whether a sync must write a checkpoint, instead of leaving it to
-    /// [`crate::PrefixIndex::maintain`]: if the current journal file is twice as long as
-    /// [`journal_bytes_max`], or if a checkpoint is due and [`RunIndex::worst_case`] is at least
-    /// seven eighths of the budget.
+    /// [`crate::PrefixIndex::maintain`]: if the current journal file is at least twice as long as
+    /// [`journal_bytes_max`], or if a checkpoint is due and [`RunIndex::worst_case`], the most
+    /// bytes that the files may take, is at least seven eighths of the budget.
     pub(super) fn must_checkpoint(&self) -> bool {
         let journal = self.gauges.journal.load(Ordering::Relaxed);
         journal >= 2 * journal_bytes_max(self.budget())
@@ -114,9 +114,10 @@ impl RunIndex {
     /// becomes valid after `sync_data` has made the data of all its runs durable.
     ///
     /// # Errors
-    /// `Fatal` if a write or sync failed: the index is then poisoned. `Retry` if the file system
-    /// had no room, or the error of `sync_data`: the newer checkpoint and all journal files then
-    /// stay valid; the older checkpoint may be overwritten.
+    /// `Fatal` if a write, a sync or the removal of a journal file failed, now or earlier: the
+    /// index is then poisoned. `Retry` if the file system had no room, or the error of `sync_data`:
+    /// the newer checkpoint and all journal files then stay valid; the older checkpoint may be
+    /// overwritten.
     pub fn checkpoint_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;

@@ -1,8 +1,8 @@
 //! Changes and lookups: the implementation of [`PrefixIndex`].
 //!
 //! The lock of `pending` serialises writers. While a writer holds the lock of the tables, it
-//! changes the slots of at most `LOCK_BATCH` pages, or at most [`ENTRIES`] retentions, so that a
-//! probe waits for at most one batch.
+//! changes the slots of at most 256 pages ([`LOCK_BATCH`]), or at most [`ENTRIES`] retentions, so
+//! that a probe waits for at most one batch.
 
 use super::RunIndex;
 use super::check::{check, check_place};

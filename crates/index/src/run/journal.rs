@@ -1,7 +1,7 @@
 //! The journal files of the index `run`, and group commit.
 //!
-//! Records are appended to the last file; each checkpoint begins a new file. Bytes of a file never
-//! change once they are written. The index keeps two checkpoint files; a journal file is removed
+//! Records are appended to the last file; each checkpoint begins a new file. A record never changes
+//! once it is written completely. The index keeps two checkpoint files; a journal file is removed
 //! once recovery from neither checkpoint needs its records.
 
 use super::RunIndex;
@@ -142,7 +142,8 @@ impl RunIndex {
     }
 
     /// Ends the current journal file and begins the next, which will hold the records that may not
-    /// be written yet. Returns the new file's header.
+    /// be written yet, because the data that they name may not be durable. Returns the new file's
+    /// header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut journal = self.journal.lock();
         // Flush first: an earlier write may have failed half-way, and recovery accepts a torn
@@ -212,8 +213,8 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Converts the error of an operation that changed nothing, and adds advice if the file system has
-/// no room.
+/// Converts the error of a file operation. If the file system has no room, logs this and returns
+/// `Retry` with advice.
 pub(super) fn write_refused(dir: &Path, error: io::Error) -> Error {
     if !is_full(&error) {
         return error.into();

@@ -9,6 +9,7 @@
 //! | `index` | changes and lookups: the implementation of [`crate::PrefixIndex`] |
 //! | `check` | whether a run can be inserted |
 //! | `pending` | journal records that are not written yet |
+//! | `options` | options, and the lengths of files that follow from them |
 //! | `journal` | the journal files, and group commit |
 //! | `checkpoint` | copies all runs while the index changes |
 //! | `frames` | reads files of checksummed frames in bounded memory |
@@ -94,8 +95,8 @@ struct Gauges {
 pub struct Recovered {
     /// Journal records that were replayed.
     pub replayed: u64,
-    /// Bytes at the end of a journal file, from a torn or damaged frame onwards, that were not
-    /// replayed. A crash may tear the last frame.
+    /// Bytes at the end of a journal file, from a torn or damaged frame or header onwards, that were
+    /// not replayed. A crash may tear the last frame.
     pub torn_bytes: u64,
     /// Whether durable records may be lost: no checkpoint could be used and the journal files lack
     /// the first record, the newest intact checkpoint reflects records that the journal lacks, or

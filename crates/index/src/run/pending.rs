@@ -1,12 +1,12 @@
 //! Journal records of the index `run` that are not written yet.
 //!
 //! A writer changes the tables and appends its record under one hold of the writers' lock, so the
-//! order of the journal is the order of the changes. `sync` seals the buffer, makes the data
-//! durable that the sealed records name, and then writes the records without any lock that a writer
-//! or a probe needs. Records appended after the seal name data that may not be durable yet; they
-//! stay for the next sync.
+//! order of the journal is the order of the changes. [`crate::PrefixIndex::sync_after`] seals the
+//! buffer, makes the data durable that the sealed records name, and then writes the records without
+//! any lock that a writer or a probe needs. Records appended after the seal name data that may not
+//! be durable yet; they stay for the next sync.
 //!
-//! A writer does no I/O, so the caller of the index must call `sync`, which empties the buffer,
+//! A writer does no I/O, so the caller of the index must sync the index, which empties the buffer,
 //! before the buffer grows large. [`crate::IndexStats::pending_bytes`] reports the buffer's length;
 //! beyond [`super::RunOptions::pending_bytes_max`], or a sixteenth of
 //! [`super::RunOptions::memory_bytes_max`] if that is less, inserts are refused until the next

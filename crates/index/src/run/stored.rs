@@ -25,7 +25,7 @@ pub struct StoredIndex {
 impl RunIndex {
     /// Reads the header and the last frame of each checkpoint in `dir`, and the lengths of the
     /// journal files. Changes nothing. An owner may change the files during the call: the result
-    /// may then count a checkpoint that is no longer the newest.
+    /// may then count a checkpoint that is no longer the newest, or the call may fail.
     ///
     /// # Errors
     /// `Invalid` if a checkpoint has an unknown format version; file-system errors.

@@ -197,7 +197,8 @@ fn files_stay_within_their_budget() {
     insert(&index, 3001, None, &pages(3001, 8)).unwrap();
 }
 
-/// Inserts chains and calls `maintain` until RocksDB has flushed memtables `flushes` times.
+/// Inserts chains and calls `maintain` until the bytes of RocksDB's tables have changed `flushes`
+/// times, by flushes of memtables or by compactions.
 fn flush(index: &LsmIndex, next: &mut u64, flushes: u64) {
     for _ in 0..flushes {
         let before = index.stats().written_bytes;

@@ -28,7 +28,7 @@ pub enum IoMode {
     Buffered,
     /// Copies from and to mapped segments, where all directories are in memory.
     Mapped,
-    /// One call at a time, on a simulated file system.
+    /// One operation of a call at a time, on a simulated file system.
     Simulated,
 }
 
@@ -62,8 +62,9 @@ pub struct IoReport {
     pub direct: bool,
     /// The kind of the staging memory.
     pub backing: Backing,
-    /// Whether every file system keeps its promises about locks between processes, and about synced
-    /// bytes after power loss. False on a network file system.
+    /// False if a directory is on a file system that another machine or process serves (a network
+    /// file system, FUSE): locks between processes, and synced bytes after power loss, then depend
+    /// on that machine or process. True on an unknown file system, about which `warnings` warns.
     pub trusted: bool,
     /// Why `trusted` is false; else empty.
     pub distrust: String,

@@ -34,7 +34,7 @@ pub(super) struct DirectoryTest {
 }
 
 impl DirectoryTest {
-    /// Whether files are in memory, and can be mapped.
+    /// Whether files are in memory, on a real file system.
     pub(super) fn in_memory(&self) -> bool {
         self.real && self.trust == Trust::Memory
     }

@@ -479,7 +479,7 @@ impl Space {
     }
 
     /// Units of the segments that exist and are not sealed, and of the segments that may be
-    /// created.
+    /// created, also on avoided volumes.
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
         let open: u64 = self.volumes.iter().map(|v| u64::from(v.free.open_segments())).sum();

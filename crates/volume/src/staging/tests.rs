@@ -35,7 +35,7 @@ fn waiter_gets_freed_memory_or_stops_at_deadline() {
 }
 
 #[test]
-fn no_other_call_takes_memory_before_a_waiter() {
+fn calls_that_do_not_wait_leave_memory_to_a_waiter() {
     let staging = Staging::new(2 << 20).unwrap();
     let (held, rest) = (staging.try_take(1 << 20).unwrap(), staging.try_take(1 << 19).unwrap());
     let other = Arc::clone(&staging);

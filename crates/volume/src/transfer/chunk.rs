@@ -14,7 +14,8 @@ pub(super) struct Chunk {
     pub(super) logical: Range<u64>,
 }
 
-/// The byte layout of a run: header, then pages. All lengths are bytes and multiples of 4 KiB.
+/// The byte layout of a run: header, then pages. All lengths are in bytes and, except in
+/// [`RunLayout::EMPTY`], multiples of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunLayout {
     /// Length of the longest operation, without the header.
@@ -130,8 +131,8 @@ impl RunLayout {
         if border > at.max(self.header) {
             return border;
         }
-        // Cut a page longer than an operation into equal parts: with parts of the full length the
-        // last could be very short.
+        // Cut a page longer than an operation into parts of nearly equal length: with parts of the
+        // full length the last could be very short.
         let left = (border + self.page).min(to) - at.max(self.header);
         let share = left.div_ceil(left.div_ceil(self.op)).next_multiple_of(UNIT);
         (at.max(self.header) + share).min(to)

@@ -12,14 +12,14 @@ use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, Slic
 use std::error::Error as StdError;
 use std::io;
 
-/// Bytes that are read and then written at a time; one page if pages are longer.
+/// Maximum bytes that are read and then written at a time; one page if pages are longer.
 const WINDOW: u64 = 4 << 20;
 
 type AnyError = Box<dyn StdError + Send + Sync>;
 
 impl Segments {
-    /// Copies a run, verifies each page on the way, and returns the header checksum that the index
-    /// must keep for the new place. Pages stay encoded and keep their generation, so their
+    /// Copies a run, verifies each live page on the way, and returns the header checksum that the
+    /// index must keep for the new place. Pages stay encoded and keep their generation, so their
     /// checksums stay valid; only the header changes, because it names the extents.
     ///
     /// `live` holds for each page whether it still exists. Removed pages are not read, and are zero

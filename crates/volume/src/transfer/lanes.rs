@@ -1,6 +1,6 @@
 //! Splits a long transfer into lanes that run at the same time, each on a separate thread.
 //!
-//! A lane moves runs of one volume, and checksums their bytes. A volume has one lane, or several if
+//! Most lanes move runs of one volume, and checksum their bytes. A volume has one lane, or several if
 //! one thread checksums more slowly than the volume moves bytes (`segments/speeds.rs`). The lanes
 //! of a volume together keep up to [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) in
 //! flight. Every disk of a store therefore has work during the whole transfer, a slow disk delays
@@ -170,7 +170,8 @@ impl LaneTime {
     }
 }
 
-/// Bytes that a transfer in one lane keeps in flight.
+/// The bytes in flight from which a read with sections, which has one lane, derives its limits:
+/// `in_flight_bytes` for each of its volumes, at most [`LANES_MAX`] times.
 pub(super) fn in_flight<R: MovedRun>(segments: &Segments, runs: &[R]) -> usize {
     segments.in_flight_bytes * volumes_of(runs).len().clamp(1, LANES_MAX)
 }

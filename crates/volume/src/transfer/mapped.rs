@@ -5,8 +5,8 @@
 //! before the next. A write checksums a piece of the source and then copies it. A read copies a
 //! piece and then checksums the copy, because other processes may change the mapped bytes at any
 //! time. The second step reads from the first-level cache, at several times the speed of memory, so
-//! that checksums cost little. Exception: a read copies encoded slices whole, and then checksums
-//! and decodes this copy.
+//! that checksums cost little. Exception: a read copies a part of a page whole if it has encoded
+//! slices, or if an earlier read delivered its beginning, and then checksums and decodes this copy.
 
 mod copy_threads;
 mod read;
@@ -47,7 +47,7 @@ impl MappedRun {
     /// are in a segment that cannot be mapped.
     ///
     /// # Errors
-    /// The segment whose file could not be opened, mapped or examined, and why.
+    /// The segment whose file could not be opened or examined, and why.
     fn new(
         segments: &Segments,
         place: &Place,

@@ -12,7 +12,7 @@ use std::error::Error as _;
 use std::fmt;
 use std::io;
 
-/// Bytes that are read at a time and then verified; one page if pages are longer.
+/// Maximum bytes that are read at a time and then verified; one page if pages are longer.
 const WINDOW: usize = 16 << 20;
 
 /// Whether `error` is a failed read of the disk (`EIO`), not a shortage of files or memory.

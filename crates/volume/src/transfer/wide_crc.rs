@@ -2,8 +2,9 @@
 //! processors without 512-bit multiplication.
 //!
 //! `crc_fast`, which computes [`SliceChecksum`], multiplies 512 bits at a time with AVX-512, and
-//! 128 bits without. Processors with `VPCLMULQDQ` and without AVX-512 (AMD Zen 3, Intel since Alder
-//! Lake) multiply 256 bits in the time that 128 bits take. The checksum is the same CRC-64/NVME.
+//! 128 bits without. Processors with `VPCLMULQDQ` and without AVX-512 (AMD Zen 3, Intel's desktop
+//! processors since Alder Lake) multiply 256 bits in the time that 128 bits take. The checksum is
+//! the same CRC-64/NVME.
 //! Once `crc_fast` multiplies 256 bits, this file can be removed.
 
 use ritornello_format::SliceChecksum;

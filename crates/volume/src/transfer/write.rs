@@ -183,9 +183,10 @@ impl StdError for FailedWrite {
     }
 }
 
-/// If a failed write caused `error`, an error of [`Segments::write_runs`] or
-/// [`Segments::copy_run`], returns the volume of this write. `None` if the write failed because the
-/// file system was full, or the process lacked memory.
+/// If a failed write to a file caused `error`, an error of [`Segments::write_runs`] or
+/// [`Segments::copy_run`], returns the volume of this write. `None` for other causes, for mapped
+/// segments, and if the write failed because the file system was full, or the process lacked
+/// memory.
 #[must_use]
 pub fn failed_volume(error: &Error) -> Option<u8> {
     let failed: &FailedWrite = error.source()?.downcast_ref()?;

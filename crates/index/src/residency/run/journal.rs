@@ -150,8 +150,8 @@ impl RunResidency {
         Ok(())
     }
 
-    /// Returns whether the newest file has at least `times` the length at which `maintain` replaces
-    /// the file.
+    /// Returns whether the newest file has at least `times` the length at which
+    /// [`maintain`](crate::residency::Residency::maintain) replaces the file.
     pub(super) fn is_due(&self, times: u64) -> bool {
         let journal = self.journal.lock();
         journal.length >= times * (2 * journal.copied + self.options.journal_bytes)

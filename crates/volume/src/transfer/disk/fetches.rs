@@ -332,7 +332,8 @@ impl<'a> Fetches<'a> {
             return;
         }
         // Staging memory stays in use until the check, so its bytes count against the limit of
-        // unverified bytes. With sections the bytes of all parts count: see `UNVERIFIED_DIVISOR`.
+        // unverified bytes. With sections the bytes of all parts count, because waiters can use
+        // only verified sections (`UNVERIFIED_DIVISOR` in `disk/read.rs`).
         if fetch.needs_staging || self.job.arrivals.is_some() {
             let cover = self.job.cover(part);
             fetch.unverified_bytes = cover.end - cover.start;
