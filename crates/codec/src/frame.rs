@@ -14,7 +14,8 @@ pub fn damaged(what: &'static str) -> Error {
     Error::miss("an encoded slice is damaged").with("what", what)
 }
 
-/// Writes a frame front to back. Functions return `None` if the output has too little room left.
+/// Writes a frame front to back. [`FrameWriter::open`] and [`FrameWriter::take`] return `None` if
+/// the output has too little room left.
 pub struct FrameWriter<'a> {
     rest: &'a mut [u8],
     written: usize,
@@ -55,11 +56,12 @@ impl<'a> FrameWriter<'a> {
     }
 }
 
-/// Reads a frame front to back. Functions return `Miss` if the frame ends too early.
+/// Reads a frame front to back. A read fails with `Miss` if the frame ends too early.
 pub struct FrameReader<'a>(&'a [u8]);
 
 impl<'a> FrameReader<'a> {
-    /// Reads the head of a frame for a slice of `slice` bytes.
+    /// Reads the head of a frame for a slice of `slice` bytes. `Miss` if the head is damaged, or
+    /// names another version or another length of the slice.
     pub fn open(frame: &'a [u8], slice: usize) -> Result<(Self, Dtype)> {
         let mut reader = Self(frame);
         let head = reader.take(HEAD_BYTES)?;
@@ -106,7 +108,7 @@ impl<'a> FrameReader<'a> {
         Ok(u32_of(self.take(4)?))
     }
 
-    /// Checks that the whole frame was read.
+    /// Checks that the whole frame was read; `Miss` if bytes are left.
     pub fn close(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(damaged("the frame is longer than its fields")) }
     }

@@ -1,4 +1,5 @@
-//! Kernels: implementations of the codecs, each for one instruction set.
+//! Kernels: implementations of the codecs `split`, `int8` and `int4`, each for one instruction set.
+//! The codec `zstd` runs the same code with every kernel.
 
 use std::sync::OnceLock;
 

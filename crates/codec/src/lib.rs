@@ -50,13 +50,13 @@ impl Codec {
     /// All codecs, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Raw, Self::Split, Self::Zstd, Self::Int8, Self::Int4];
 
-    /// The codec with the name that users type.
+    /// The codec whose [`Codec::word`] is `word`; `None` if no codec has this name.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|codec| codec.word() == word)
     }
 
-    /// The name that users type, as [`Codec::parse`] accepts it.
+    /// The name that users type.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -93,9 +93,12 @@ impl Codec {
     }
 
     /// Encodes `input` into the beginning of `out`, which must have at least [`Codec::bound`]
-    /// bytes. Returns the codec used and the number of bytes written. The codec is `Raw` if `self`
-    /// would not make the slice shorter. The codec is also `Raw` if `self` is lossy and a number,
-    /// or the difference of the largest and the smallest number of a group, is not finite.
+    /// bytes. Returns the codec used and the number of bytes written. The codec used is `Raw`:
+    /// * if `self` would not make the slice shorter;
+    /// * if `self` is `Split` or `Zstd`, and the length of the slice is odd;
+    /// * if `self` is `Zstd`, and there is no memory for a Zstandard context;
+    /// * if `self` is lossy, and a number, or the difference of the largest and the smallest number
+    ///   of a group, is not finite.
     ///
     /// # Errors
     /// `Invalid` if `out` is too short, or if `input` is 4 GiB or longer. With a lossy codec,
@@ -143,8 +146,9 @@ impl Codec {
     }
 }
 
-/// Whether this build knows the codec and the version of a frame. A supported frame that does not
-/// decode is damaged; a frame that is not supported may have been written by a newer build.
+/// Whether this build knows the codec and the version of a frame. A supported frame for which
+/// [`decode`] returns `Miss` is damaged; a frame that is not supported may have been written by a
+/// newer build.
 #[must_use]
 pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
     match Codec::from_number(codec) {

@@ -24,8 +24,8 @@ thread_local! {
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Encodes into fewer bytes than `input` has, and fewer than `out` has; `None` if that is
-/// impossible.
+/// Encodes into fewer bytes than `input` has, and fewer than `out` has. `None` if that is
+/// impossible, if the length of `input` is odd, or if there is no memory for a Zstandard context.
 pub fn encode(dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let shorter = input.len().min(out.len()).checked_sub(1)?;
     let mut writer = FrameWriter::open(&mut out[..shorter], dtype, input.len())?;

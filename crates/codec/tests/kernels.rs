@@ -1,5 +1,6 @@
-//! Every kernel that this processor has, on small inputs. Miri can run these tests, also for other
-//! processors, except the AVX-512 kernel (see `docs/codecs.md`).
+//! The codec `split` for bfloat16 with every kernel that this processor has, on small inputs. Miri
+//! can run these tests, also for other processors, except the AVX-512 kernel (see
+//! `docs/codecs.md`).
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -118,7 +118,7 @@ fn blocks_with_uneven_exponents_are_encoded_shorter() {
 }
 
 #[test]
-fn noise_of_any_length_is_stored_raw() {
+fn noise_is_stored_raw() {
     let mut random = Random(10);
     let noise: Vec<u8> = (0..200_001).map(|_| random.next() as u8).collect();
     for codec in LOSSLESS {

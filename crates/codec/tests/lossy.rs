@@ -1,5 +1,5 @@
 //! `int8` and `int4` change every number by at most half a step of its group, plus rounding errors,
-//! and store slices raw that they cannot encode.
+//! store slices with a number that is not finite raw, and refuse wrong shapes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -186,7 +186,7 @@ proptest! {
     /// For arbitrary bytes, all kernels agree and none panics. Normally distributed numbers stay
     /// within the bound of `check_bounds`.
     #[test]
-    fn any_matrix_returns_within_its_error_bounds(
+    fn kernels_agree_on_any_matrix_and_normal_numbers_stay_within_bounds(
         tokens in 1u32..70,
         channels in 1u32..140,
         seed in any::<u64>(),

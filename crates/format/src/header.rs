@@ -140,8 +140,9 @@ impl RunHeader {
     /// only the leading extents that fit `header_units`.
     ///
     /// # Errors
-    /// `Invalid` if the header does not fit `header_units`, if a key is too short or too long, or
-    /// if keys and slices do not match.
+    /// `Invalid` if the header does not fit `header_units`, if `header_units` is zero or above
+    /// [`RUN_HEADER_UNITS_MAX`], if a key is too short or too long, or if keys and slices do not
+    /// match.
     pub fn encode(&self) -> Result<(Vec<u8>, u64)> {
         let units = self.header_units;
         let parent = self.parent.as_deref().unwrap_or(&[]);
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn flipped_bit_or_cut_makes_header_a_miss() {
+    fn flipped_bit_or_cut_header_is_refused() {
         let (bytes, _) = header(5, 2).encode().unwrap();
         for at in 0..bytes.len() {
             assert!(RunHeader::decode(&bytes[..at]).is_err(), "cut at {at}");

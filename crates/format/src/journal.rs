@@ -211,7 +211,7 @@ pub struct RunImage<'a> {
 }
 
 impl RunImage<'_> {
-    /// Encoded length of an image with these numbers of pages and extents.
+    /// Encoded length in bytes of an image with these numbers of pages and extents.
     #[must_use]
     pub const fn bytes(pages: usize, extents: usize) -> usize {
         61 + 12 * extents + 16 * pages
@@ -382,7 +382,7 @@ impl Retentions {
 }
 
 impl JournalRecord<'_> {
-    /// Length of the frame that [`JournalRecord::encode`] appends.
+    /// Length in bytes of the frame that [`JournalRecord::encode`] appends.
     #[must_use]
     pub fn frame_bytes(&self) -> usize {
         FRAME_OVERHEAD + self.body_bytes()

@@ -26,8 +26,8 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
     .with("bytes", keys[at].len()))
 }
 
-/// Parses a page key in hexadecimal digits; `None` if the text is not pairs of digits. Does not check
-/// the key's length.
+/// Parses a page key in hexadecimal digits; `None` if the text is not pairs of digits. Does not
+/// check the key's length.
 #[must_use]
 pub fn parse_key(digits: &str) -> Option<Vec<u8>> {
     // `from_str_radix` accepts a sign.

@@ -2,7 +2,7 @@
 
 use std::ops::Index;
 
-/// Page keys in order, in one buffer: a list of any length consists of two allocations, and so does
+/// Page keys in order, in one buffer: a list of any length has at most two allocations, and so has
 /// its clone. A put or get of small pages has thousands of keys; if each key were an allocation,
 /// freeing them would be slow once their memory has left the processor's cache.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

@@ -79,7 +79,8 @@ impl VolumeRecord {
 pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.
     pub uuid: [u8; 16],
-    /// Number of openings by an owner so far; zero while the store is being created or restored.
+    /// Increased by 1 at each opening by an owner, and by 65,536 at each restore; zero while the
+    /// store is being created or restored.
     pub owner_epoch: u32,
     /// Upper 32 bits of the last owner's run generations. Every owner increments this number at
     /// open, and again before the lower 32 bits run out, so that no generation is used twice.
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_refused() {
+    fn flipped_bit_in_any_byte_and_any_cut_are_refused() {
         let good = manifest().encode();
         for at in 0..good.len() {
             let mut bad = good.clone();

@@ -6,7 +6,7 @@ use crate::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"RTRNVOLU";
 
-/// The content of the file [`VolumeMarker::FILE`] in every volume's directory.
+/// The content of the file [`VolumeMarker::FILE`], which marks a directory as a volume of a store.
 ///
 /// A file system that is not mounted leaves an empty mount point. Without the marker, an empty
 /// mount point would look like a volume that has lost all its segments.

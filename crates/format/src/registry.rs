@@ -2,9 +2,9 @@
 //!
 //! The file begins with the head: the registry at the time when the file was written, encoded as a
 //! whole-file record (module `whole_file`). Most later registrations and drops append a record, so
-//! that their cost does not depend on the number of scopes. A change of settings replaces the file,
-//! and so does a change after which the obsolete bytes would exceed the bytes of live scopes by
-//! more than 64 KiB.
+//! that their cost does not depend on the number of scopes. Other changes replace the file: for
+//! example each change of settings, and a change after which the obsolete bytes would exceed the
+//! bytes of live scopes by more than 64 KiB.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};

@@ -182,7 +182,7 @@ impl ResidencyRecord<'_> {
         }
     }
 
-    /// Length of the frame that [`ResidencyRecord::encode`] appends.
+    /// Length in bytes of the frame that [`ResidencyRecord::encode`] appends.
     #[must_use]
     pub fn frame_bytes(&self) -> usize {
         FRAME_OVERHEAD + self.body_bytes()

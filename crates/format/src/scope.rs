@@ -130,9 +130,9 @@ const OPAQUE: &str = "opaque";
 /// BLAKE3's context string for the identity digest. Changes with the fields of the identity, as
 /// [`Scope::IDENTITY`] does, so that no digest of an earlier build equals one of this build.
 const CONTEXT: &str = "ritornello 2026 scope identity v1";
-/// The largest page, in bytes. A chunk of 256 tokens of Llama-3.1-405B, the largest page that the
-/// engines' documented settings make, has 126 MiB; a chunk of 1,024 tokens would still fit. Pages
-/// may be longer than a segment: their pieces are then in several segments.
+/// The largest page, in bytes. A page of 256 tokens of Llama-3.1-405B in bfloat16 has 126 MiB; a
+/// page of 1,024 tokens would still fit. Pages may be longer than a segment: their pieces are then
+/// in several segments.
 pub const PAGE_BYTES_MAX: u64 = 512 << 20;
 
 impl Scope {
@@ -164,8 +164,8 @@ impl Scope {
         }
     }
 
-    /// The digest of the identity. A scope whose page length cannot be resolved has a distinct id,
-    /// but no store registers it.
+    /// The digest of the identity. A scope whose page length cannot be resolved has an id that no
+    /// scope with a resolved length has, but no store registers it.
     #[must_use]
     pub fn id(&self) -> ScopeId {
         let digest = blake3::derive_key(CONTEXT, &self.identity());

@@ -17,7 +17,8 @@ const UNITS: [(&str, u64); 10] = [
 ];
 
 /// Parses a number of bytes: `200GiB`, `1.5 TB`, `1048576`. `KiB`, `MiB`, `GiB` and `TiB` are
-/// powers of 1024, `KB` to `TB` powers of 1000; case does not matter.
+/// powers of 1024, `KB` to `TB` powers of 1000; case does not matter. A fraction of a byte is
+/// dropped.
 ///
 /// # Errors
 /// `Invalid`, with the accepted form.

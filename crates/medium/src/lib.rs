@@ -130,8 +130,9 @@ pub trait MediumFile: Send + Sync + Debug {
     fn length(&self) -> io::Result<u64>;
     /// Bytes of allocated blocks.
     fn allocated(&self) -> io::Result<u64>;
-    /// The descriptor, for `io_uring`. `None` for a simulated file: the caller then transfers bytes
-    /// with [`MediumFile::read_at`] and [`MediumFile::write_at`].
+    /// The descriptor, for `io_uring`. `None` for a file of a simulated disk, and where transfers
+    /// must pass through the medium: the caller then transfers bytes with [`MediumFile::read_at`]
+    /// and [`MediumFile::write_at`].
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
     /// Whether the caller must make one call at a time, without direct I/O, so that a test is
     /// repeatable. By default true for a file without a descriptor.

@@ -177,8 +177,8 @@ impl SimDisk {
         Ok(SimFile { state: Arc::clone(&self.state), inode, access })
     }
 
-    /// Number of changes, of names and contents, that a crash now could undo. Does not count writes
-    /// in flight, and names in file systems that are detached.
+    /// Number of changes, of names and contents, that a crash now could undo. Counts neither writes
+    /// in flight nor names in file systems that are detached.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         let state = self.state.lock();

@@ -33,7 +33,7 @@ pub enum DiskChange<'a> {
 /// The receiver of a [`Watched`] medium's reports. A receiver may wait, and may use the inner
 /// medium.
 pub trait Watch: Send + Sync + Debug {
-    /// Called before a change.
+    /// Called before a change. By default does nothing.
     ///
     /// # Errors
     /// If this method fails, the change is not made, and the caller of the change gets the error.
@@ -42,7 +42,7 @@ pub trait Watch: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Called after a change that succeeded.
+    /// Called after a change that succeeded. By default does nothing.
     fn after(&self, change: &DiskChange<'_>) {
         let _ = change;
     }

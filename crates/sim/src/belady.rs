@@ -18,7 +18,8 @@ const NEVER: u32 = u32::MAX;
 /// the blocks that follow it, and of blocks with the same next use, the block farthest from the
 /// root is evicted first. So the blocks before a stored block are stored too, and every use of a
 /// stored block is a hit. Unlike the store's policies, which cut runs, this policy evicts single
-/// blocks.
+/// blocks. `progress` receives the position in the trace, in requests, every 1,024 requests and at
+/// the end.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated.
@@ -127,7 +128,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn bound_is_optimal_and_never_exceeded(
+        fn bound_is_optimal_and_lru_does_not_exceed_it(
             requests in prop::collection::vec(prop::collection::vec(0..2u64, 1..4), 1..9),
             capacity in 1..6u64,
         ) {

@@ -85,8 +85,8 @@ impl ReplayCounts {
     }
 }
 
-/// Replays `trace` through `policy`, which must be empty. `progress` periodically receives the
-/// number of completed requests.
+/// Replays `trace` through `policy`, which must be empty. `progress` receives the position in the
+/// trace, in requests, every 1,024 requests and at the end.
 ///
 /// A request reads its leading stored blocks and puts its missing blocks. The policy receives the
 /// calls of [`Eviction`]: `hit` for the blocks read, `demanded` for all blocks, `victims` until the

@@ -70,7 +70,8 @@ pub struct Row {
     pub blocks_refused: u64,
     /// Blocks written per distinct block of the trace.
     pub writes_per_unique: f64,
-    /// Bytes written (pages, padding, headers) per byte of the blocks written.
+    /// Bytes written (pages, padding, and run headers, which Belady's bound does not have) per byte
+    /// of the blocks written; 1 if no block was written.
     pub write_amplification: f64,
     /// Duration of the replay in seconds.
     pub seconds: f64,
@@ -79,7 +80,8 @@ pub struct Row {
 }
 
 /// Replays `trace` through `policy` with a capacity of `fraction` of the trace's footprint, at
-/// least one block. `progress` periodically receives the number of completed requests.
+/// least one block. `progress` receives the position in the trace, in requests, every 1,024
+/// requests and at the end.
 ///
 /// # Errors
 /// `Invalid` if the capacity, the block size or the warm-up is out of range; `Fatal` if a policy

@@ -50,10 +50,11 @@ pub struct Row {
     least: Vec<i16>,
     /// The largest number of each channel of keys, as the integer to which [`ordered`] maps it.
     most: Vec<i16>,
-    /// Smallest number of each group. A row of keys has one group per channel, a row of values one
-    /// per `group` channels.
+    /// Smallest number of each group; unused while values are encoded. A row of keys has one group
+    /// per channel, a row of values one per `group` channels.
     base: Vec<f32>,
-    /// The step of each group while decoding; the inverse of the step while encoding.
+    /// The step of each group while decoding; the inverse of the step while keys are encoded;
+    /// unused while values are encoded.
     step: Vec<f32>,
     /// The code of each number of the row, one per byte.
     codes: Vec<u8>,

@@ -37,7 +37,7 @@ const CODED: u8 = 1;
 const WINDOWED: u8 = 2;
 
 /// Encodes into fewer bytes than `input` has, and fewer than `out` has; `None` if that is
-/// impossible.
+/// impossible, or if the length of `input` is odd.
 pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let shorter = input.len().min(out.len()).checked_sub(1)?;
     let mut writer = FrameWriter::open(&mut out[..shorter], dtype, input.len())?;

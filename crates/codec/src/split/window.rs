@@ -1,5 +1,5 @@
-//! `split` for bfloat16 for numbers with neighbouring exponents, as most keys and values have.
-//! Seven neighbouring exponents get a code of three bits.
+//! Windowed blocks of `split` for bfloat16: seven neighbouring exponents get a code of three bits.
+//! Most keys and values have such exponents.
 
 use super::strip::{CODES, Numbers, decode_strip, encode_strip, rotated};
 use super::{GROUP, WINDOWED};

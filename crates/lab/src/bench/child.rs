@@ -4,7 +4,8 @@ use ritornello_terminal::Context;
 use ritornello_terminal::exit::Failure;
 use std::process::Command;
 
-/// Returns the command line that starts this program, up to the name of a part.
+/// Returns a command that runs `bench part` of this program; the caller appends the name of the
+/// part and its arguments.
 ///
 /// # Errors
 /// If the path of this program is unknown.

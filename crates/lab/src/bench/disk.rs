@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// `statfs` magic numbers of the file systems in memory, tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [ritornello_medium::TMPFS, 0x8584_58f6];
 
-/// Number of files in a directory, and the bytes of their blocks.
+/// Number of files under a directory, at any depth, and the bytes of their blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Number of files, and of everything else that is not a directory.

@@ -7,9 +7,9 @@
 //! |---|---|
 //! | `child` | another process of this command |
 //! | `content` | keys and bytes of pages |
-//! | `disk` | the measured directory |
+//! | `disk` | the measured directory and its space |
 //! | `driver` | puts and gets of many pages |
-//! | `quantile` | medians |
+//! | `quantile` | medians and other quantiles |
 //! | `shape` | sizes and numbers of the pages of a measurement |
 
 mod adaptive;

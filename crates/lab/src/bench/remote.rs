@@ -71,7 +71,7 @@ struct Answer<'a> {
     runs: u32,
     put: Comparison,
     get: Comparison,
-    /// Maximum requests of a cold probe of 256 pages.
+    /// Maximum number of existence checks, each of one object, of a cold probe of 256 pages.
     probe_requests: u64,
 }
 
@@ -228,7 +228,8 @@ fn compare(total: f64, rounds: &[(f64, f64)]) -> Comparison {
 }
 
 /// Probes for eight prompts of 256 pages, which share 0 to 256 leading pages with the stored pages,
-/// each in a tier that knows no object yet. Returns the maximum number of requests of a probe.
+/// each in a tier that knows no object yet. Returns the maximum number of objects whose existence a
+/// probe checks.
 fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
     let there = Round::new(0, PROBE_PAGES / PAGES_PER_OBJECT);
     let other = Round::new(u32::MAX, PROBE_PAGES / PAGES_PER_OBJECT);

@@ -38,8 +38,8 @@ impl Shape {
         u64::from(self.sequences) * u64::from(self.sequence_pages) * self.page_bytes
     }
 
-    /// Returns the bytes from one page to the next in memory: a multiple of 4 KiB, so that all pages
-    /// are aligned.
+    /// Returns the bytes from one page to the next in memory: a multiple of 4 KiB, so that all
+    /// pages are aligned.
     #[must_use]
     pub fn stride(&self) -> usize {
         (units_of(self.page_bytes) * UNIT) as usize

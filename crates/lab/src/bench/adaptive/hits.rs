@@ -19,7 +19,7 @@ const BUDGET_SHARE: f64 = 0.5;
 /// Returns the hit rate of each way to keep pages.
 ///
 /// # Errors
-/// Simulator errors.
+/// Errors of the generator of the requests, and of the replays.
 pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let load = Load::new(Workload::TenStage, args.entries)?;
     let Some(trace) = load.trace() else { return Ok(Vec::new()) };

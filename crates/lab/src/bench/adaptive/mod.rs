@@ -41,7 +41,8 @@ const SWING_SETTINGS: [SettingArg; 2] =
     [SettingArg(Setting { ratio: 4, runs: 1 }), SettingArg(Setting { ratio: 6, runs: 5 })];
 /// Bytes per page of a memtable that holds all pages.
 const MEMTABLE_BYTES_PER_PAGE: u64 = 512;
-/// Bytes of the small memtable, with which all variants are measured a second time.
+/// Bytes of the small memtable, with which all variants are measured a second time unless
+/// `--memtable` is given.
 const SMALL_MEMTABLE_BYTES: u64 = 2 << 20;
 /// Free disk space that a measurement needs, in bytes per page.
 const DISK_BYTES_PER_PAGE: u64 = 2048;

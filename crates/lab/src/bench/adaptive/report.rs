@@ -43,7 +43,7 @@ pub struct Row {
     pub probe_p50_us: f64,
     /// 99th percentile of the durations of probes in all stages, in microseconds.
     pub probe_p99_us: f64,
-    /// Median duration of a put in all stages, in microseconds: a put is a run of 32 pages.
+    /// Median duration of a put in all stages, in microseconds: a put is a run of at most 32 pages.
     pub put_p50_us: f64,
     /// 99th percentile of the durations of puts in all stages, in microseconds.
     pub put_p99_us: f64,

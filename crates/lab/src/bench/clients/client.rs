@@ -70,7 +70,8 @@ impl From<Rate> for Transferred {
 /// Runs the client: opens the store of the parent process, and executes the parent's commands.
 ///
 /// # Errors
-/// Store errors; I/O errors of standard input; `Unusable` for an unknown command.
+/// Store errors; I/O errors of standard input; a failure if stored pages are not found or wrong
+/// bytes are read; `Unusable` for an unknown command.
 pub fn run(part: &ClientPart) -> Result<Status, Failure> {
     let node = open::existing(&part.dir)?;
     let store = node.store();

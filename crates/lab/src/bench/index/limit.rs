@@ -22,8 +22,8 @@ const APPENDS: usize = 50;
 /// Lower bounds of the durations of any index's operations on this machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Limits {
-    /// Nanoseconds of a read from memory whose address the previous read returned. A probe that
-    /// hits takes a few such reads, and one more for every run.
+    /// Nanoseconds of a read from memory whose address the previous read returned. A probe of an
+    /// index that is in no cache of the processor takes at least one such read.
     pub memory_access_ns: f64,
     /// Median microseconds of appending 4 KiB to a file and syncing it: the minimum cost of a sync.
     pub append_sync_us: f64,

@@ -64,11 +64,12 @@ pub struct Row {
     pub write_amplification: Option<f64>,
     /// Bytes that the backend counted as written, divided by 40 bytes for each page put.
     pub own_write_amplification: Option<f64>,
-    /// Median time to open the index after a clean close, with its files in the page cache.
+    /// Median milliseconds to open the index after a clean close, with its files in the page cache.
     pub recovery_ms: Option<f64>,
-    /// Median time to open the index after a clean close, without its files in the page cache.
+    /// Median milliseconds to open the index after a clean close, without its files in the page
+    /// cache.
     pub recovery_cold_ms: Option<f64>,
-    /// Time to open the index after SIGKILL of its process.
+    /// Milliseconds to open the index after SIGKILL of its process.
     pub recovery_killed_ms: Option<f64>,
     /// Bytes of the index files' allocated blocks, per page.
     pub disk_bytes_per_entry: Option<f64>,

@@ -32,12 +32,14 @@ pub struct Report {
     pub encoded: Option<EncodedRates>,
     /// Latencies of probes for the longest prefix.
     pub probe: Option<Probe>,
-    /// Time to open the store of `probe.entries` pages, with its files in the page cache.
+    /// Median milliseconds to open the store of `probe.entries` pages, with its files in the page
+    /// cache.
     pub reopen_ms: Option<f64>,
-    /// Time to open the store of `probe.entries` pages, without its files in the page cache.
-    pub reopen_cold_ms: Option<f64>,
-    /// Time to open only the index of the store of `probe.entries` pages, with its files in the
+    /// Median milliseconds to open the store of `probe.entries` pages, without its files in the
     /// page cache.
+    pub reopen_cold_ms: Option<f64>,
+    /// Milliseconds to open only the index of the store of `probe.entries` pages, with its files in
+    /// the page cache.
     pub reopen_index_ms: Option<f64>,
     /// Resident memory of the index, in bytes per page, with runs of 32 pages.
     pub memory_bytes_per_page: Option<f64>,

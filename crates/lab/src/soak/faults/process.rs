@@ -164,7 +164,7 @@ impl<'a> Process<'a> {
     }
 
     /// Lets the process close the store and end. Returns whether the process ended successfully
-    /// within `timeout`.
+    /// within `timeout`; true if no process was running.
     pub fn finish(&mut self, timeout: Duration) -> bool {
         let Some(Running { mut child, input, listener }) = self.running.take() else { return true };
         drop(input);

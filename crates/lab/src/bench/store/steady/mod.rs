@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes written to the full store, as a multiple of its capacity.
 const CAPACITIES_WRITTEN: u64 = 4;
-/// Divisor of the capacity: the quotient is the bytes of one set of sequences.
+/// Divisor of the capacity: the quotient is the approximate number of bytes of one set of
+/// sequences, which has at least one sequence of each page size.
 const SET_SHARE: u64 = 16;
 /// Divisor of the capacity: the quotient is the maximum bytes of a sequence. In a production store
 /// a sequence takes a thousandth of the capacity or less.
