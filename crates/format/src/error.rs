@@ -7,14 +7,16 @@ use std::fmt;
 /// Classes of errors by the caller's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The call was wrong and changed nothing. The message names the remedy, if one is known.
+    /// The call cannot succeed as it was made, for example because of an argument, a setting, or
+    /// the version of a file. The message names the remedy, if one is known.
     Invalid,
     /// The call failed for now: the same call may succeed later.
     Retry,
     /// The requested bytes are not available. Compute them.
     Miss,
-    /// The object that returned the error (a store, an index) cannot continue. The message names
-    /// the steps that must precede its reopening, if any are known.
+    /// The object that returned the error, or that the call was to open (a store, an index), cannot
+    /// be used. The message names the steps that must come before its next opening, if any are
+    /// known.
     Fatal,
     /// The object that was called was closed, or was opened by the process from which this process
     /// was forked.

@@ -51,8 +51,8 @@ impl Slice {
     }
 }
 
-/// A run header. The index keeps the checksum of every run header ([`RunHeader::encode`]); index
-/// and run headers are a two-level checksum tree over all pages.
+/// A run header. It holds a checksum of each slice of each page; the index keeps the checksum of
+/// every run header ([`RunHeader::encode`]).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RunHeader {
     /// The store that holds the run.
@@ -422,7 +422,7 @@ mod tests {
         }
 
         #[test]
-        fn random_bytes_are_not_a_header(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn noise_after_magic_is_refused(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
             let mut bytes = RUN_MAGIC.to_vec();
             bytes.extend(FORMAT_VERSION.to_le_bytes());
             bytes.extend(noise);

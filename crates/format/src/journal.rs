@@ -202,7 +202,7 @@ pub struct RunImage<'a> {
     pub chained: bool,
     /// The parent run, and the number of its page that precedes this run, if known.
     pub parent: Option<(u64, u16)>,
-    /// Last use of the run, in ticks of the store's recency clock.
+    /// Number of the run's last use; the store numbers the uses of pages in order.
     pub recency: u64,
     /// The run's place.
     pub place: Cow<'a, Place>,

@@ -38,7 +38,8 @@ pub fn parse_key(digits: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| u8::from_str_radix(pair, 16).ok()).collect()
 }
 
-/// Identifies a page in the index: XXH3-128 of the page's key, seeded with the id of its scope.
+/// Identifies a page in the index: XXH3-128 of the page's key, seeded with the first 8 bytes of the
+/// id of its scope.
 ///
 /// The hash does not resist constructed collisions. A collision cannot deliver wrong bytes, because
 /// a read first compares the full key with the run header. The hash of a page is never all zeroes:

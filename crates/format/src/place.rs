@@ -87,7 +87,7 @@ pub struct Place {
     /// Identifies the run's contents. Unique in the store and never reused, not even after a
     /// restart. A run that is moved keeps its generation.
     pub generation: u64,
-    /// Checksum of the encoded run header: the root of the run's two-level checksum tree.
+    /// Checksum of the encoded run header, which holds the checksums of the run's pages.
     pub header_checksum: u64,
     /// Length of the padded header, in units.
     pub header_units: u32,

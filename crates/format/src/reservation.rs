@@ -14,8 +14,8 @@ pub enum ReservationRecord {
     Reserved {
         /// The reservation's number.
         id: u64,
-        /// The client's name, which is also the name of the file that the client keeps locked while
-        /// it runs.
+        /// The client's name, which is also the name of a file in the store's folder `clients`. The
+        /// client keeps this file locked while it runs.
         client: String,
         /// The extents to which the client may write.
         extents: Vec<Extent>,

@@ -1,4 +1,5 @@
-//! Whole-file records: files that are replaced as a whole.
+//! Whole-file records: files that are replaced as a whole, and the heads of files to which records
+//! are appended.
 //!
 //! | bytes | field |
 //! |---|---|

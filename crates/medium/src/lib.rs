@@ -117,7 +117,8 @@ pub trait MediumFile: Send + Sync + Debug {
     /// Truncates or extends the file.
     fn set_len(&self, length: u64) -> io::Result<()>;
     /// Waits until all direct writes to the file that any process has begun have ended, including
-    /// writes of dead processes. Writes that begin during this call may wait for it.
+    /// writes of dead processes. Writes that begin during this call may wait for it. On the host
+    /// this is known of ext4 and XFS only.
     ///
     /// `io_uring` outlives its process: a killed process releases its file locks while its writes
     /// are still queued in the block layer. Space to which a killed process may have been writing

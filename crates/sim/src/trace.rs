@@ -31,7 +31,7 @@ pub enum TracePart {
 }
 
 impl Trace {
-    /// The name of the file or the generator.
+    /// The name of the generator, or of the file without `.jsonl` and `.gz`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -109,7 +109,7 @@ pub struct Sample {
     pub ratio: u32,
     /// Maximum sorted runs per level that was applied last.
     pub runs: u32,
-    /// Whether a decision moved the target since the previous sample.
+    /// Whether the controller changed the target setting since the previous sample.
     pub decided: bool,
 }
 

@@ -59,7 +59,7 @@ pub struct CodecArgs {
 /// The report of `bench codec`.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// One row for each codec, data set and kernel.
+    /// One row for each data set and codec; for the codec `split`, one for each kernel.
     rows: Vec<Row>,
     /// Source of the keys and values of the sets that are not synthetic.
     source: String,
