@@ -1,4 +1,5 @@
-//! The index's checkpoints: images of all runs, which make earlier journal files unnecessary.
+//! The checkpoints of the index `run`: images of all runs, which make earlier journal files
+//! unnecessary.
 //!
 //! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in [`crate::journal`]. A frame's
 //! sequence number has the checkpoint's id in the high 32 bits and the frame's ordinal in the low

@@ -24,7 +24,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The kind in one lower-case word, as it appears in logs and in Python.
+    /// The kind in one lower-case word.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! The index's journal: the changes of the index, in order, as checksummed frames.
+//! The journal of the index `run`: the changes of the index, in order, as checksummed frames.
 //!
 //! **File.** A [`JournalHeader`] (40 bytes), then frames up to the end of the file. Sequence
 //! numbers increase by one from frame to frame, across files too. The first frame that is short,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Offsets and lengths of direct I/O are multiples of 4,096 bytes.
 const SECTOR: usize = 4096;
-/// The unit of `st_blocks` on every file system.
+/// The unit of `st_blocks` on every file system of Linux.
 const STAT_BLOCK: u64 = 512;
 
 /// The machine's own file system, through plain system calls.

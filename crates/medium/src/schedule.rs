@@ -194,7 +194,7 @@ impl Schedule {
         self.0.lock().hooks.len()
     }
 
-    /// Removes all rules, so that no operation fails. Keeps the counters.
+    /// Removes all rules, so that no further fault is injected. Keeps the hooks and the counters.
     pub fn heal(&self) {
         self.0.lock().rules.clear();
     }

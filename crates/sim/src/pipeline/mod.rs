@@ -131,8 +131,8 @@ impl Prices {
     /// host memory, 0.000082 per GB of 14 TB of disks.
     pub const PUBLISHED: Self = Self { gpu: 5.0, dram: 256.0 * 0.0088, ssd: 14_000.0 * 0.000_082 };
 
-    /// Returns the price of the parts that a medium uses. All but the GPU-issued path use host
-    /// memory.
+    /// Returns the price, in dollars per hour, of the parts that a medium uses. All but the
+    /// GPU-issued path use host memory.
     #[must_use]
     pub fn per_hour(&self, medium: Medium) -> f64 {
         let dram = if medium == Medium::GpuIssued { 0.0 } else { self.dram };

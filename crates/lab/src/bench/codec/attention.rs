@@ -7,6 +7,9 @@ use ritornello_terminal::exit::Failure;
 /// Returns the relative error of a layer's attention output that is computed from `keys` and
 /// `values`: the norm of its difference from the correct output, divided by the norm of the correct
 /// output. Both norms are over all queries. A query attends to its token and all tokens before it.
+///
+/// # Errors
+/// `Unusable` if the correct output is zero, or an output is not finite.
 pub fn error(layer: &Layer, [keys, values]: &[Vec<u8>; 2]) -> Result<f64, Failure> {
     let [tokens, heads, head_dim] = layer.shape;
     let widen = |bytes: &[u8]| numbers(layer.dtype, bytes);

@@ -60,7 +60,8 @@ impl Buffers {
         Self((0..threads).map(|_| share()).collect())
     }
 
-    /// Encodes, decodes and copies all slices `runs` times.
+    /// Encodes, decodes and copies all slices `runs` times. Returns the mean of the threads' rates,
+    /// each the median of the runs.
     pub fn measure(&mut self, codec: Codec, kernel: Kernel, runs: u32) -> Result<Rates, Failure> {
         let barrier = Barrier::new(self.0.len());
         let shares = std::thread::scope(|scope| {
