@@ -34,7 +34,7 @@ before its reads and the comparison of bytes are not timed. A ratio is taken per
 printed.
 
 A cold probe asks for 256 pages, of which all, some or none are stored, in a tier that knows no
-object yet. Its requests to the object store are counted.
+object yet. The objects whose existence it checks are counted.
 
 All objects are under a separate prefix, and are removed.
 
@@ -104,7 +104,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
             ]);
         }
         print_stdout(&format!(
-            "{out}\na cold probe of {PROBE_PAGES} pages: {} requests at most",
+            "{out}\na cold probe of {PROBE_PAGES} pages: {} objects checked at most",
             answer.probe_requests
         ));
     }

@@ -20,7 +20,7 @@ printed.
 
 Cost is processor seconds of the whole process during the stages: the index operations, RocksDB's
 threads, and the compactions still to do at the end, without the generation of the workload. Bytes
-written are what the kernel counts as written to storage, up to a sync after the last stage.
+written are what the kernel counts as written to storage, up to the end of these compactions.
 
 By default all variants run twice: with a memtable that holds all pages, and with a small memtable.
 
