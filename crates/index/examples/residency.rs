@@ -2,10 +2,10 @@
 //!
 //! `cargo run --release -p ritornello-index --features lsm --example residency -- [PAGES] [RUN_PAGES] [BACKEND]`
 //!
-//! Eight workers hold chains of 256 pages, PAGES in all (default 1,000,000, at least 256), put in
-//! calls of up to RUN_PAGES pages each (default 16), as in KV events. Each worker holds the leading
-//! pages of each chain, up to a pseudo-random length; one worker holds the whole chain. BACKEND
-//! selects `run`, `lsm` or `memory` (default all).
+//! Eight workers hold chains of 256 pages, PAGES in all (default 1,000,000, at least 256, rounded
+//! down to whole chains), put in calls of up to RUN_PAGES pages each (default 16), as in KV events.
+//! Each worker holds the leading pages of each chain, up to a pseudo-random length; one worker
+//! holds the whole chain. BACKEND selects `run`, `lsm` or `memory` (default all).
 
 use ritornello_format::{PageHash, Result, ScopeSlot};
 #[cfg(feature = "lsm")]

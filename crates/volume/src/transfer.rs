@@ -1,5 +1,5 @@
-//! Moves runs between the caller's memory and the segments, and checksums their headers and pages on
-//! the way.
+//! Moves runs between the caller's memory and the segments, and checksums their headers and pages
+//! on the way.
 
 mod check;
 mod chunk;

@@ -86,8 +86,8 @@ impl Holt {
         // A frame has 512 KiB. Fewer than eight frames cannot hold a path through the tree.
         config.buffer_pool_size = (cache_bytes >> 19).max(8) as usize;
         config.durability = Durability::Wal { sync: durable };
-        // `PrefixIndex::sync` makes the checkpoints: Holt's background checkpoints would write every
-        // dirty frame twice per second.
+        // `PrefixIndex::sync` makes the checkpoints: Holt's background checkpoints would write
+        // every dirty frame twice per second.
         config.checkpoint = CheckpointConfig { enabled: false, ..CheckpointConfig::default() };
         Ok(Self {
             tree: Tree::open(config)?,

@@ -8,8 +8,8 @@
 //! lsm.seal       the recorded length of RocksDB's manifest
 //! ```
 //!
-//! A crash leaves a torn end of a log, which RocksDB does not replay. A database is damaged if RocksDB
-//! cannot open it although its files are readable, or would never finish opening it, or its
+//! A crash leaves a torn end of a log, which RocksDB does not replay. A database is damaged if
+//! RocksDB cannot open it although its files are readable, or would never finish opening it, or its
 //! manifest has become shorter, or damage was found in it. If the database does not open, RocksDB
 //! repairs as many files as possible. Every consistent run is then inserted into a new database,
 //! which takes the name of the old database. If no run can be read, the index is empty.

@@ -95,8 +95,8 @@ struct Gauges {
 pub struct Recovered {
     /// Journal records that were replayed.
     pub replayed: u64,
-    /// Bytes at the end of a journal file, from a torn or damaged frame or header onwards, that were
-    /// not replayed. A crash may tear the last frame.
+    /// Bytes at the end of a journal file, from a torn or damaged frame or header onwards, that
+    /// were not replayed. A crash may tear the last frame.
     pub torn_bytes: u64,
     /// Whether durable records may be lost: no checkpoint could be used and the journal files lack
     /// the first record, the newest intact checkpoint reflects records that the journal lacks, or

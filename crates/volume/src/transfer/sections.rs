@@ -26,7 +26,8 @@ impl Sections {
     /// Sections that end at these byte offsets of a page; the last ends with the page.
     ///
     /// # Errors
-    /// `Invalid` if `ends` is empty, begins with zero, does not ascend, or exceeds the longest page.
+    /// `Invalid` if `ends` is empty, begins with zero, does not ascend, or exceeds the longest
+    /// page.
     pub fn new(ends: Vec<u64>) -> Result<Self> {
         let rise = ends.first().is_some_and(|end| *end > 0) && ends.is_sorted_by(|a, b| a < b);
         if !rise || ends.last().is_some_and(|end| *end > PAGE_BYTES_MAX) {
