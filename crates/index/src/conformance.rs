@@ -103,7 +103,7 @@ pub fn units(extents: &[Extent]) -> BTreeSet<(SegmentId, u32)> {
 /// were removed as a whole.
 ///
 /// # Panics
-/// If a removal names its pages, and not as many as it counts.
+/// If a removal names its pages, and not as many as it counts; if two extents share a unit.
 #[must_use]
 pub fn sum(removed: &[Removed]) -> (BTreeSet<(SegmentId, u32)>, u32, BTreeSet<RunId>) {
     let extents: Vec<Extent> = removed.iter().flat_map(|r| r.extents.iter().copied()).collect();

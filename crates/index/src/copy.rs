@@ -1,5 +1,5 @@
 //! Copies the consistent runs of an index into another index, between any two backends. A copy of a
-//! run has another name ([`RunId`]) than the run.
+//! run may have another name ([`RunId`]) than the run.
 
 use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};

@@ -74,7 +74,8 @@ use write::Numbers;
 /// Options of an [`ArtIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtOptions {
-    /// Bytes of memory for cached frames (Holt's units of 512 KiB) that are not dirty.
+    /// Bytes of memory for cached frames (Holt's units of 512 KiB) that are not dirty. Fewer than
+    /// 4 MiB count as 4 MiB.
     pub cache_bytes: u64,
     /// Whether every change is durable when the call that makes it returns.
     /// [`crate::PrefixIndex::sync`] then writes only the recency from

@@ -7,8 +7,8 @@
 //!
 //! 1. Sync the journal and begin a new journal file. Recovery will replay the records of this file
 //!    on top of the copies.
-//! 2. Copy the runs, a few at a time, under the read lock. A copy may already show changes of the
-//!    new journal file; replaying these changes again has no effect.
+//! 2. Copy the runs and the retentions, a few at a time, under the read lock. A copy may already
+//!    show changes of the new journal file; replaying these changes again has no effect.
 //! 3. Make durable the data that the journal's records name; then sync the journal up to the last
 //!    change that a copy can show; then write the sequence number of this change into the last
 //!    frame of the checkpoint. A checkpoint without this frame is invalid, so a checkpoint becomes

@@ -75,7 +75,8 @@ impl Segments {
         self.check_volume(volume)
     }
 
-    /// Whether a file of this name is the remainder of an interrupted self-test.
+    /// Whether a file of this name belongs to a self-test, which removes it unless it is
+    /// interrupted.
     #[must_use]
     pub fn is_left_over(name: &OsStr) -> bool {
         name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))

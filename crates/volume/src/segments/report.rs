@@ -8,7 +8,7 @@ pub enum IoChoice {
     /// The best mode that passes the self-test.
     #[default]
     Auto,
-    /// `io_uring`; without it the opening fails, except on simulated files.
+    /// `io_uring`; where it cannot be used the opening fails, except on simulated files.
     Uring,
     /// Threads that call `preadv` and `pwritev`.
     Pool,
@@ -21,8 +21,8 @@ pub enum IoChoice {
 pub enum IoMode {
     /// `io_uring`.
     Uring,
-    /// Threads that call `preadv` and `pwritev`, without the page cache where [`IoReport::direct`]
-    /// is set.
+    /// Threads that call `preadv` and `pwritev`, without the page cache on volumes where direct I/O
+    /// works.
     Pool,
     /// Threads that go through the page cache.
     Buffered,

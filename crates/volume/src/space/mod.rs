@@ -23,7 +23,7 @@
 //! **Shares.** A volume's share is the maximum number of its segments; all volumes together have a
 //! maximum too ([`Space::set_shares`]). Segments beyond a share are sealed, the emptiest first: a
 //! sealed segment takes no more runs, and once the store's owner has emptied it, it is removed
-//! ([`Space::remove_segment`]). The number of a removed segment is not used again: see
+//! ([`Space::remove_segment`]). The number of a removed segment must not be used again: see
 //! [`Space::start_numbers_at`].
 
 mod free;
@@ -439,7 +439,9 @@ impl Space {
     }
 
     /// Adds measured speeds of the volumes, by volume number, in a unit that is the same for all;
-    /// zero for a volume that was not measured. Each volume takes bytes in proportion to its speed.
+    /// zero for a volume that was not measured. Each volume takes bytes in proportion to its speed,
+    /// where a volume counts as equally fast from 3/4 of the highest speed on, and as at least 1/8
+    /// as fast.
     pub fn measured(&mut self, speeds: &[u32]) {
         self.rotation.measured(speeds);
     }
