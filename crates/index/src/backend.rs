@@ -33,8 +33,9 @@ pub struct OpenOptions {
     pub metadata_bytes_max: u64,
     /// Maximum bytes of memory in which `lsm` and `art` cache their files.
     pub cache_bytes: u64,
-    /// Whether every change is durable when the call that makes it returns. Only `art` obeys this
-    /// option; in other persistent backends a change is durable after the next sync.
+    /// Whether every change is durable when the call that makes it returns, except the recency from
+    /// [`crate::PrefixIndex::touch`]. Only `art` obeys this option; in other persistent backends a
+    /// change is durable after the next sync.
     pub durable: bool,
     /// Whether the open of `lsm` or `art` checks everything on disk. `run` ignores this option: it
     /// always checks what it reads.

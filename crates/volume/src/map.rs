@@ -8,11 +8,11 @@
 //! **No `SIGBUS`.** The kernel raises this signal for an access past the end of the file, and for a
 //! missing page that cannot be allocated. All pages of a segment are therefore allocated when the
 //! segment is created or, if its creation was interrupted, when the store is opened again; and a
-//! segment is unlinked without being truncated ([`Segments::remove`](crate::Segments::remove)). The length of the file is checked before every
-//! transfer, because another program may truncate the file. Before an access, `madvise(2)` faults
-//! the pages in, and returns an error where the access would raise the signal ([`Map::fault_in`]).
-//! Two cases remain: another program truncates the file during a transfer, or the kernel is older
-//! than 5.14 and its `madvise` cannot fault pages in.
+//! segment is unlinked without being truncated ([`Segments::remove`](crate::Segments::remove)). The
+//! length of the file is checked before every transfer, because another program may truncate the
+//! file. Before an access, `madvise(2)` faults the pages in, and returns an error where the access
+//! would raise the signal ([`Map::fault_in`]). Two cases remain: another program truncates the file
+//! during a transfer, or the kernel is older than 5.14 and its `madvise` cannot fault pages in.
 //!
 //! **Huge pages.** A map in huge pages takes fewer faults and less time to translate addresses, and
 //! the kernel allocates its memory faster. Few systems let tmpfs use huge pages by default, but
@@ -91,8 +91,8 @@ impl Map {
         Ok(if stat.st_nlink == 0 { 0 } else { bytes })
     }
 
-    /// Faults `range` in, so that accesses to it raise no signal. Does nothing on kernels before
-    /// 5.14.
+    /// Faults `range` in, so that accesses to it raise no signal unless another program truncates
+    /// the file. Does nothing on kernels before 5.14.
     ///
     /// # Errors
     /// `UnexpectedEof` if `range` exceeds the map; any error of `madvise(2)` if a missing page

@@ -77,9 +77,8 @@ pub struct ArtOptions {
     /// Bytes of memory for cached frames (Holt's units of 512 KiB) that are not dirty. Fewer than
     /// 4 MiB count as 4 MiB.
     pub cache_bytes: u64,
-    /// Whether every change is durable when the call that makes it returns.
-    /// [`crate::PrefixIndex::sync`] then writes only the recency from
-    /// [`crate::PrefixIndex::touch`].
+    /// Whether every change is durable when the call that makes it returns, except the recency from
+    /// [`crate::PrefixIndex::touch`]. [`crate::PrefixIndex::sync`] then writes only this recency.
     pub durable: bool,
     /// Whether the open checks the pages and the links of every run, in addition to its record. If
     /// `false`, damage of a run's pages is found when they are used, and the run's descendants are

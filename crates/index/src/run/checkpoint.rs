@@ -13,7 +13,7 @@
 //!    change that a copy can show; then write the sequence number of this change into the last
 //!    frame of the checkpoint. A checkpoint without this frame is invalid, so a checkpoint becomes
 //!    valid only after the data of its runs is durable. If the journal ends before this number, the
-//!    checkpoint is not exact, and recovery prefers the older checkpoint.
+//!    checkpoint is not exact, and recovery prefers the older checkpoint if that one is exact.
 //! 4. Sync the checkpoint; remove journal files that only the overwritten checkpoint needed.
 
 use super::RunIndex;

@@ -1,7 +1,7 @@
 //! The record of a run in the index `run`, in two halves.
 //!
-//! A probe reads the hot half, which has 32 bytes, among them the scope, the length, and the hash of
-//! the last page. The hashes of a run with several pages are on the heap. The cold half has 72
+//! A probe reads the hot half, which has 32 bytes, among them the scope, the length, and the hash
+//! of the last page. The hashes of a run with several pages are on the heap. The cold half has 72
 //! bytes, among them the place, the recency, and the run's position in the tree of attachments. The
 //! position names the parent, the first child, and the previous and the next sibling, so that
 //! attaching and detaching take constant time.

@@ -79,7 +79,7 @@ impl MappedRun {
     /// Calls `visit` with address and length of each contiguous part of bytes `range`, in order.
     /// `range` must be inside the range passed to [`MappedRun::new`]. The parts are faulted in
     /// first ([`Map::fault_in`]), so that touching them raises no signal, except on kernels before
-    /// 5.14.
+    /// 5.14, or if another program truncates the file meanwhile.
     ///
     /// # Errors
     /// The segment that is too short, removed, or without memory for its pages, and why.
