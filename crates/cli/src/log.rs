@@ -66,7 +66,8 @@ impl Choice {
     }
 }
 
-/// Starts the log of a command: `default` and above, or what [`VARIABLE`] chooses.
+/// Starts the log of a command: lines of the level `default` and of more severe levels, or what
+/// [`VARIABLE`] chooses.
 pub(crate) fn start_in_command(default: LevelFilter) {
     Choice::of_environment(default).start(true);
 }

@@ -69,7 +69,7 @@ fn request_is_explained_by_the_id_that_the_engine_returned() {
     decide("chatcmpl-7-5d41402a", DecisionOutcome::Declined, 0);
     decide("chatcmpl-7-5d41402a", DecisionOutcome::Loaded, 24);
     decide("chatcmpl-8-7f2ababa", DecisionOutcome::Loaded, 24);
-    // The statistics of the owner's process include all that it has reported to itself.
+    // A call for statistics first sends the decisions that this process has noted to the owner.
     assert_eq!(node.store().stats().unwrap().catalog.counters["decisions_loaded"], 2);
     node.store().delete(&scope(), &[&keys[16]]).unwrap();
 
@@ -108,7 +108,7 @@ fn request_is_explained_by_the_id_that_the_engine_returned() {
 }
 
 #[test]
-fn either_a_request_or_keys_are_named() {
+fn arguments_without_or_with_both_questions_are_refused() {
     for (words, named) in [
         (&["explain", "/kv"][..], "--request"),
         (&["explain", "/kv", "--scope", "3f8a12bc"], "--keys"),

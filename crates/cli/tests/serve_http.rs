@@ -58,7 +58,7 @@ fn owner_answers_about_its_store() {
 }
 
 #[test]
-fn certificate_needs_its_key_and_makes_the_address_https() {
+fn certificate_makes_the_address_https() {
     let dir = scratch();
     let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (chain, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
@@ -140,7 +140,7 @@ fn failed_store_ends_the_command_and_closes_the_other_store() {
 }
 
 #[test]
-fn contradictory_arguments_are_refused() {
+fn unusable_arguments_are_refused() {
     let dir = scratch();
     filled(dir.path());
     let refused = |more: &[&str], cause: &str| {

@@ -1,5 +1,4 @@
-//! The command `simulate`: its output, and the arguments that it refuses. The tests of the crate
-//! `sim` check the hit rates.
+//! The command `simulate`: its output, and the arguments that it refuses.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! `top` without a terminal: one snapshot.
+//! `top` without a terminal, and `stat` and `top` of a store with an owner.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -49,7 +49,7 @@ fn stat_prices_the_time_that_loads_saved() {
     let hours = |hours: u64| Duration::from_secs(3600 * hours);
     node.store().note_prefill_avoided(70_000, Some(hours(7)), hours(1));
     node.store().note_prefill_avoided(500, None, hours(9));
-    // The statistics of the owner's process include all that it has reported to itself.
+    // A call for statistics first sends the loads that this process has noted to the owner.
     node.store().stats().unwrap();
     let answer = stat(&["--gpu-hour", "2.5"]);
     assert_eq!((answer.code, answer.err.as_str()), (0, ""));

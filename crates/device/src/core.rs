@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Maximum events that exist. Each move in flight uses one, and each mark of an engine's stream
-/// ([`crate::Device::mark`]) until its last reference is dropped.
+/// Maximum events that exist. Each move in flight uses one, each copy of a pool's table, and each
+/// mark of an engine's stream ([`crate::Device::mark`]) until its last reference is dropped.
 const EVENTS_MAX: usize = 4096;
 /// Interval at which a thread asks the driver whether an event is complete: the driver offers no
 /// wait with a deadline.
@@ -191,8 +191,8 @@ impl Drop for Core {
     }
 }
 
-/// An event that one move, or one mark of an engine's stream, uses. When the value is dropped, the
-/// driver's event can be used again.
+/// An event that one move, one copy of a pool's table, or one mark of an engine's stream uses. When
+/// the value is dropped, the driver's event can be used again.
 #[derive(Debug)]
 pub struct Event {
     core: Arc<Core>,

@@ -33,8 +33,8 @@ const MOVE_TIME: Duration = Duration::from_secs(30);
 /// How a pool chooses between the two ways of its moves, by a kernel or by the copy engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WayChoice {
-    /// Choose the faster way by measurements, which take about 30 ms for each direction. Pools with
-    /// pieces of the same length share the measurements.
+    /// Choose by measured times ([`Ways::add`]). In each direction no measurement begins after
+    /// 30 ms. Pools whose pieces have the same average length share the measurements.
     Measure,
     /// Choose the copy engines for pieces of 128 KiB and more on average, and a kernel for shorter
     /// pieces.
@@ -57,7 +57,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens CUDA device `ordinal` with `staging` bytes of pinned memory.
+    /// Opens CUDA device `ordinal` with at least `staging` bytes of pinned memory.
     ///
     /// # Errors
     /// Returns the errors of [`Cuda::open`] and [`Device::new`].
@@ -65,7 +65,7 @@ impl Device {
         Self::new(Arc::new(Cuda::open(ordinal)?), staging)
     }
 
-    /// A device of `driver` with `staging` bytes of pinned memory.
+    /// A device of `driver` with at least `staging` bytes of pinned memory for slots.
     ///
     /// # Errors
     /// `Retry` if memory cannot be allocated or pinned; `Fatal` if the driver fails.
@@ -132,7 +132,7 @@ impl Device {
     }
 
     /// Slots for `pages` pages of `page_bytes` bytes. Waits for memory until `deadline`, at most 30
-    /// seconds, or until `is_stopped` returns true. `None` if no memory was free in time, or the
+    /// seconds, or until `is_stopped` returns true. `None` if no memory was free before that, the
     /// pages exceed the pinned memory, or the device cannot be used.
     #[must_use]
     pub fn slots(
@@ -167,8 +167,8 @@ impl Device {
     /// marks. `done` is called on the mover's thread when the move has ended, and must not block.
     ///
     /// # Errors
-    /// `Invalid` if the part does not begin and end between spans; `Retry` if too many moves wait;
-    /// `Fatal` if the device is broken.
+    /// `Invalid` if the part is empty, exceeds the page, or does not begin and end where spans
+    /// begin or end; `Retry` if too many moves wait; `Fatal` if the device is broken.
     ///
     /// # Safety
     /// From the completion of `after` until the move is complete, no other code or work writes to
@@ -296,9 +296,9 @@ impl Device {
     }
 }
 
-/// The numbers below `count`, a power of two, in an order in which neighbours are not consecutive.
-/// The copy engines may move pieces as one if they are adjacent in both memories, and the pieces of
-/// a page are adjacent in its slot only.
+/// The numbers below `count`, a power of two of at least eight, in an order in which neighbours are
+/// not consecutive. The copy engines may move pieces as one if they are adjacent in both memories,
+/// and the pieces of a page are adjacent in its slot only.
 fn scattered(count: u32) -> Vec<u32> {
     debug_assert!(count.is_power_of_two());
     (0..count).map(|number| number.wrapping_mul(37) % count).collect()

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// Bytes that one warp moves at a time.
 pub const WORK_UNIT: u32 = 2048;
-/// Maximum work units of one move. The kernels count them in 32 bits.
+/// A move by a kernel has fewer work units than this. The kernels count them in 32 bits.
 const WORK_MAX: u64 = 1 << 31;
 /// Maximum length of a span in bytes, and so of a page's part in one tensor.
 const SPAN_BYTES_MAX: u32 = 1 << 30;
@@ -77,7 +77,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// The word for bytes whose addresses and lengths are multiples of `alignment`.
+    /// The largest word whose length in bytes divides `alignment`.
     #[must_use]
     const fn of(alignment: u64) -> Self {
         match alignment {
@@ -258,7 +258,8 @@ impl Layout {
     /// The spans that make up bytes `range` of a page.
     ///
     /// # Errors
-    /// `Invalid` if the range is empty, exceeds the page, or does not begin and end between spans.
+    /// `Invalid` if the range is empty, exceeds the page, or does not begin and end where spans
+    /// begin or end.
     pub fn part(&self, range: &Range<u64>) -> Result<Part> {
         let first = self.spans.binary_search_by_key(&range.start, |span| span.offset);
         let end = if range.end == self.page_bytes {

@@ -155,7 +155,8 @@ impl Device {
     }
 
     /// Divides `pages` pages of `pool` into windows of at most `window_bytes` bytes, short enough
-    /// that the pinned memory holds `windows` of them.
+    /// that the pinned memory holds `windows` of them. A window has at least one page, of any
+    /// length.
     pub(crate) fn windows(
         &self,
         pool: &Pool,
@@ -170,7 +171,8 @@ impl Device {
 }
 
 impl Load<'_> {
-    /// Reads windows and submits their copies until no window is left, or the load has ended.
+    /// Reads windows and submits their copies, until no window is left, or the next window is
+    /// behind a page that the load will not deliver.
     ///
     /// # Safety
     /// The conditions of [`Device::load`] hold.

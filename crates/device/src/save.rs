@@ -21,7 +21,8 @@ const WINDOW_BYTES: usize = 128 << 20;
 /// A gather takes slots only if at most 1/2 of the pinned memory, slots of loads included, is in
 /// use afterwards. The remainder is for loads, because requests wait for loads.
 const SHARE: usize = 2;
-/// Minimum number of windows of a save that fit into half of the pinned memory.
+/// Minimum number of windows of a save that fit into half of the pinned memory, unless a page is
+/// longer than such a window.
 const WINDOWS: usize = 4;
 
 /// Reasons why pages are not gathered: saves have no more slots, or the device takes no more moves.

@@ -23,8 +23,8 @@ fn moves(shape: &Shape, slot_units: u32, seed: u64) -> Vec<MoveEntry> {
     blocks.into_iter().rev().take(kept).enumerate().map(entry).collect()
 }
 
-/// Moves up to `count + 1` spans, starting at span `first`, with the kernel of `word` in both
-/// directions, and compares all memory with the expected bytes.
+/// Moves up to `count + 1` spans, starting at span `first` modulo their number, with the kernel of
+/// `word` in both directions, and compares all memory with the expected bytes.
 fn check(shape: &Shape, word: Word, grid: u32, seed: u64, first: usize, count: usize) {
     let mut tensors = Tensors::new(shape);
     let slot_units = tensors.layout.page_bytes().div_ceil(4096) as u32;
@@ -86,7 +86,7 @@ proptest! {
 fn pieces_of_model_sizes_are_moved_exactly() {
     // Bytes of one layer in one block: of a model with 8B parameters and 16 tokens in a block, of a
     // model with 70B parameters over 8 GPUs, of two models with MLA; then lengths around a work
-    // unit (2,048 bytes), short lengths, and two units.
+    // unit (2,048 bytes), short lengths, two units, and 16 bytes more than two units.
     for piece in [65_536, 8192, 41_472, 73_728, 2047, 2048, 2049, 1, 15, 4096, 4112] {
         let word = match piece {
             p if p % 16 == 0 => Word::B16,

@@ -64,10 +64,10 @@ pub struct ExplainArgs {
     pub keys: Option<PathBuf>,
 }
 
-/// Minimum digits of an abbreviated id: `stat` shows this number.
+/// Minimum digits of an abbreviated scope id. `ritornello stat` shows the first eight digits.
 const ID_DIGITS_MIN: usize = 8;
-/// Maximum bytes of the file of keys: about twice those of [`EXPLAINED_KEYS_MAX`] of the longest
-/// keys.
+/// Maximum bytes of the file of keys: 256 for each of [`EXPLAINED_KEYS_MAX`] keys. The longest key
+/// has 128 digits.
 const KEYS_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Serialize)]
@@ -123,10 +123,11 @@ impl<'a> From<&'a Decision> for DecisionEntry<'a> {
     }
 }
 
-/// Prints why pages are hits or misses.
+/// Prints why pages are hits or misses, or the decisions about a request.
 ///
 /// # Errors
-/// If there is no store, no process owns it, its owner does not answer, or an argument is invalid.
+/// If there is no store, no process owns it, its owner does not answer, the keys cannot be read, or
+/// an argument is invalid.
 pub fn run(context: &Context, args: &ExplainArgs) -> Result<Status, Failure> {
     match (&args.request, &args.scope, &args.keys) {
         (None, Some(scope), Some(keys)) => explain_keys(context, &args.dir, scope, keys),
@@ -173,7 +174,8 @@ fn explain_request(context: &Context, dir: &Path, request: &str) -> Result<Statu
     Ok(Status::Fine)
 }
 
-/// Reads at most [`EXPLAINED_KEYS_MAX`] keys in hexadecimal digits, one per line; skips empty lines.
+/// Reads at most [`EXPLAINED_KEYS_MAX`] keys in hexadecimal digits, one per line; skips empty
+/// lines.
 fn read_keys(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let mut text = String::new();
     // Reads one byte more than a valid list has, so that a longer list is refused and not cut.

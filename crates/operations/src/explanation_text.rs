@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_names_keys_and_age() {
+    fn lines_name_keys_and_known_age() {
         let explanation = Explanation::default();
         let evicted = line(&span(Answer::Evicted, "space"), &explanation);
         assert!(evicted.starts_with("key 4: evicted 40 s ago, because a put"), "{evicted}");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_remembered_answer_has_its_advice() {
+    fn every_remembered_answer_has_its_own_text() {
         let explanation = Explanation::default();
         let lines = remembered_answers().map(|(answer, detail)| {
             let said = line(&span(answer, detail), &explanation);

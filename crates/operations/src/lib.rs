@@ -1,10 +1,10 @@
 //! # ritornello-operations
 //!
-//! The operations of the command `ritornello` on stores and remotes: one module for each, with its
-//! arguments and a function `run`; `space` has the three operations `resize`, `paths` and
-//! `destroy`.
+//! The operations of the command `ritornello` on stores, remotes and traces: one module for each,
+//! with its arguments and a function `run`; `space` has the three operations `resize`, `paths` and
+//! `destroy`, and `restore` a part of `paths`.
 //!
-//! **Must not know** how a store works: operations open stores and print their answers.
+//! **Must not know** how a store works: operations call other crates and print the answers.
 
 #![forbid(unsafe_code)]
 

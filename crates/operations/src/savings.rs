@@ -4,7 +4,8 @@ use ritornello_terminal::print::count;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Savings since the owner opened the store. The times are an estimate, without untimed tokens.
+/// Savings since the owner opened the store. The time of prefill is estimated, the time of loads
+/// measured; neither covers untimed tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Savings {
     /// Tokens that were loaded and not computed.
@@ -67,7 +68,8 @@ impl Savings {
     }
 }
 
-/// Formats seconds with the largest unit in which they are at least 1.
+/// Formats a duration in hours or minutes if its absolute value is at least one of them, otherwise
+/// in seconds.
 fn duration(seconds: f64) -> String {
     match seconds.abs() {
         hours if hours >= 3600.0 => format!("{:.1} h", seconds / 3600.0),
@@ -84,7 +86,7 @@ fn amount(money: f64) -> String {
 /// Parses the price of an hour.
 ///
 /// # Errors
-/// If `text` is not a number of at least zero.
+/// If `text` is not a finite number of at least zero.
 pub fn parse_price(text: &str) -> Result<f64, String> {
     let price = text.parse().ok().filter(|price: &f64| price.is_finite() && *price >= 0.0);
     price.ok_or_else(|| "pass a number without a currency, such as 2.5".to_owned())
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn untimed_tokens_have_no_price() {
+    fn untimed_tokens_are_shown_without_times() {
         let made = savings([500, 500, 0, 0], None);
         assert_eq!(made.line(), "500 tokens loaded instead of computed, 500 of them untimed");
         assert_eq!(made.estimated_money, None);
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_are_numbers_from_zero() {
+    fn prices_are_finite_and_not_negative() {
         assert_eq!(parse_price("2.5"), Ok(2.5));
         for wrong in ["", "-1", "inf", "nan", "2 EUR"] {
             assert!(parse_price(wrong).is_err(), "{wrong}");

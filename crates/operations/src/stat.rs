@@ -51,7 +51,7 @@ pub struct StatArgs {
 pub const REOPENS: &str =
     "check the disk (dmesg); the owner reopens the store when the disk takes writes again";
 /// Maximum number of decisions about the shape of the index `lsm` (its size ratio and its runs per
-/// level) in text output; `--json` has more.
+/// level) in text output; `--json` may have more.
 const DECISIONS: usize = 8;
 
 #[derive(Serialize)]
@@ -340,7 +340,7 @@ fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>, is_priced: 
         ]);
     }
     let decided = s.index_tuning.as_ref().map(|tuning| &tuning.decisions[..]).unwrap_or_default();
-    // The counts of durations are for histograms.
+    // Omit counters with `_within_` in their names, which are buckets of histograms of durations.
     let is_shown = |name: &str, value: u64| value > 0 && !name.contains("_within_");
     let counted: Vec<_> =
         s.counters.iter().filter(|(name, value)| is_shown(name, **value)).collect();

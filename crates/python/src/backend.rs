@@ -1,11 +1,11 @@
 //! Remote backends written in Python: any class with `get`, `exists` and `set`.
 //!
-//! The remote's own threads call the backend, and attach to the interpreter during the call only.
-//! An exception fails the call that raised it: the tier counts the failure and continues without
-//! the page. The constructor runs in the first call and not when the tiers are opened, so that the
-//! tiers open even if a service is down or hangs; if the constructor raises, the next call runs it
-//! again. Once the interpreter begins to exit, calls fail with `Closed`, and the exit waits at most
-//! [`STOP_TIMEOUT`] for running calls.
+//! A call attaches its thread to the interpreter until the call ends. Most calls run on threads of
+//! the remote tier (`ritornello_tiers::remote`). An exception fails the call that raised it: the
+//! tier counts the failure and continues without the page. The constructor runs in the first call
+//! and not when the tiers are opened, so that the tiers open even if a service is down or hangs; if
+//! the constructor raises, the next call runs it again. Once the interpreter begins to exit, calls
+//! fail with `Closed`, and the exit waits at most [`STOP_TIMEOUT`] for running calls.
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};

@@ -10,7 +10,7 @@ use ritornello_format::Result;
 use ritornello_volume::transfer::{Control, Sections};
 use std::sync::Arc;
 
-/// Keys, memory and deadline of a put or a get.
+/// Scope, keys, memory and control of a put or a get.
 pub(crate) struct Submission {
     pub(crate) scope: Arc<ritornello_format::Scope>,
     pub(crate) keys: Vec<Box<[u8]>>,
@@ -97,7 +97,7 @@ impl BatchMemory {
         }))
     }
 
-    /// Releases the memory of a call that has ended, and raises its error.
+    /// Releases the memory of a call that has ended. Returns the call's value, or raises its error.
     pub(crate) fn finish<T>(&self, py: Python<'_>, done: Result<T>) -> PyResult<T> {
         self.release(py);
         done.or_raise(py)

@@ -22,7 +22,7 @@ use ritornello_tiers::gate::LoadMode;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 
-/// A cache over several tiers: pages are looked up, loaded and put as in a store.
+/// A cache over several tiers: memory, disks and remotes. Looks up, loads and puts pages.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Cache {
     /// Tiers as given, without the options and user information of an address.
@@ -100,8 +100,8 @@ impl Cache {
         Ok(self.cache(py)?.time_limit(nbytes, least, put).as_secs_f64())
     }
 
-    /// Marks the leading pages as used on each tier of this machine. Returns the largest number of
-    /// leading pages that one tier has.
+    /// Marks the leading pages as used on each tier of this machine; in a scope whose keys do not
+    /// chain, every page present. Returns the largest number of leading pages that one tier has.
     fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let cache = self.cache(py)?;
         ask(keys, |keys| cache.touch(&scope.inner, keys))
@@ -327,7 +327,8 @@ impl Cache {
         py.detach(|| cache.flush()).or_raise(py)
     }
 
-    /// Stops background work and closes the tiers. A second call does nothing.
+    /// Stops background work and closes the tiers. Discards queued writes: call `flush` first. A
+    /// second call does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(cache) = self.cache.write().take() else { return Ok(()) };
         py.detach(|| {
@@ -338,7 +339,8 @@ impl Cache {
         .or_raise(py)
     }
 
-    /// Whether the cache was closed, opened before a fork, or lost a tier to another store.
+    /// Whether the cache was closed, was opened before a fork, or has closed a tier whose path no
+    /// longer leads to the tier's store.
     #[getter]
     fn closed(&self) -> bool {
         self.cache.read().as_ref().is_none_or(|cache| cache.is_closed())

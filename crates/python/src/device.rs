@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A GPU, with pinned host memory and a thread that queues moves.
+/// A GPU or an emulated device, with pinned host memory and a thread that queues moves.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Device(Arc<Core>);
 
@@ -63,8 +63,8 @@ impl Device {
     /// Registers KV memory: `spans` holds for each tensor the address of block 0, the bytes of a
     /// block, and the distance between blocks in bytes. `owner` keeps the memory allocated. `way`
     /// chooses how bytes move: "copies" by the copy engines, "kernel:N" by a kernel with N blocks
-    /// of threads, "auto" by the faster of both as measured, "length" by the mean length of the
-    /// pieces.
+    /// of threads. "auto" chooses between copy engines and kernel by measured times, "length" by
+    /// the mean length of the pieces.
     #[pyo3(signature = (spans, blocks, *, owner, way="auto"))]
     fn pool(
         &self,
@@ -112,8 +112,8 @@ impl Device {
         self.0.is_broken()
     }
 
-    /// Statistics: the names of the device and of its driver, whether the device is broken, and the
-    /// usage of its pinned memory in bytes.
+    /// Statistics: the names of the device and of its driver, whether the device is broken, and of
+    /// its pinned memory the usage in bytes and the kind of memory pages.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let staging = self.0.staging();
         let stats = serde_json::json!({

@@ -62,7 +62,7 @@ pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
 }
 
 /// Converts an `InvalidError` to a `SettingError`, which says that no later call with this setting
-/// succeeds.
+/// succeeds. Returns any other exception unchanged.
 pub(crate) fn as_setting(py: Python<'_>, error: PyErr) -> PyErr {
     let is_invalid = INVALID.class(py).is_ok_and(|class| error.is_instance(py, class));
     match SETTING.class(py) {

@@ -1,12 +1,11 @@
 //! # `ritornello._core`
 //!
 //! The Python module over [`ritornello_node`] and [`ritornello_store`]: it converts arguments to
-//! keys, pages and scopes, and results to Python values, and decides nothing.
+//! keys, pages and scopes, and results to Python values.
 //!
 //! **Promises.** Calls that wait or move bytes detach from the interpreter. Memory of a ticket is
-//! kept until the ticket is done. Worker threads never attach to the interpreter, so they cannot
-//! hang its shutdown; exceptions are the threads of a remote whose backend is a Python class,
-//! during its calls.
+//! kept until the ticket is done. Worker threads attach to the interpreter only to call a remote's
+//! backend that is a Python class; other worker threads cannot hang the interpreter's shutdown.
 //!
 //! `unsafe` code does four things. It calls CPython's buffer protocol. It passes the memory of
 //! Python objects to transfers, each piece as an address and a length; a buffer stays exported, and

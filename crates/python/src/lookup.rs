@@ -57,7 +57,7 @@ impl Lookup {
     }
     /// The gate's estimates in seconds of the time until all tokens are loaded or computed: with a
     /// load, and without. If the gate chose to load nothing, the first is of the best load. `None`
-    /// when `estimate` is.
+    /// when `estimate` is `None`.
     #[getter]
     fn alternatives(&self) -> Option<(f64, f64)> {
         let decision = self.0.decision.as_ref()?;

@@ -40,9 +40,9 @@ impl Chunk {
     }
 }
 
-/// Keeps the memory of Python objects exported.
+/// Keeps buffers of Python objects exported, and tensors referenced.
 ///
-/// A guard may be dropped on any thread. The next [`release_dropped`] releases the buffers, because
+/// A guard may be dropped on any thread. The next [`release_dropped`] releases its buffers, because
 /// a worker thread that waits for the interpreter could hang the interpreter's shutdown.
 #[derive(Default)]
 pub(crate) struct BufferGuard {
@@ -97,7 +97,7 @@ impl Drop for BufferGuard {
 }
 
 impl BufferGuard {
-    /// Exports the memory of `object`: through the buffer protocol, or as a CPU tensor. Returns
+    /// Keeps the memory of `object`: a buffer by an export, a CPU tensor by a reference. Returns
     /// `None` if `object` is neither. `name` returns the object's name for errors.
     pub(crate) fn take(
         &mut self,

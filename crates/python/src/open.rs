@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// hung disk, closing a store may never end.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Nodes to close at exit.
+/// Nodes to close at exit, each if this process opened it.
 static NODES: Mutex<Vec<OpenNode>> = Mutex::new(Vec::new());
 /// Caches to close at exit, before the nodes.
 static CACHES: Mutex<Vec<Weak<Cache>>> = Mutex::new(Vec::new());
@@ -128,8 +128,9 @@ pub(crate) fn close_cache_at_exit(cache: &Arc<Cache>) {
     caches.push(Arc::downgrade(cache));
 }
 
-/// Closes all open caches and nodes, so that the last writes become durable before the process's
-/// threads are stopped. Waits at most [`EXIT_TIMEOUT`] for nodes that other threads are closing.
+/// Closes all caches and nodes that this process has open, so that earlier puts become durable
+/// before the process's threads are stopped; writes that a cache has queued are discarded. Waits at
+/// most [`EXIT_TIMEOUT`] for nodes that other threads are closing.
 #[pyfunction]
 fn _close_all(py: Python<'_>) {
     let open = mem::take(&mut *NODES.lock());

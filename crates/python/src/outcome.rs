@@ -143,7 +143,8 @@ impl Ticket {
         }
     }
 
-    /// Waits until the sections up to `number` of all pages are complete, or the ticket is done.
+    /// Waits until section `number`, counted from zero, and all earlier sections of all pages are
+    /// complete, or the ticket is done.
     /// Returns False after `timeout` seconds.
     #[pyo3(signature = (number, timeout=None))]
     fn wait_section(&self, py: Python<'_>, number: usize, timeout: Option<f64>) -> PyResult<bool> {
@@ -188,7 +189,8 @@ pub(crate) fn listed_scopes(
     each.map(|listed| Ok((Scope::of(py, listed.scope)?, listed.pages, listed.bytes))).collect()
 }
 
-/// Converts a list of keys, and the argument `after` of the next call of `keys`.
+/// Converts a list of keys. Returns the keys, and the value for the argument `after` of the next
+/// call of `Store.keys` or `Cache.keys`.
 pub(crate) fn listed_keys<'py>(
     py: Python<'py>,
     listed: &KeyListing,

@@ -287,7 +287,8 @@ impl Store {
         Ok(Ticket::new(ticket.or_raise(py)?, Some(get.memory)))
     }
 
-    /// Marks the leading pages as used; returns their number.
+    /// Marks the leading pages as used; in a scope whose keys do not chain, every page present.
+    /// Returns the number of leading pages.
     fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.node.get(py)?;
         ask(keys, |keys| node.store().touch(&scope.inner, keys))

@@ -47,7 +47,8 @@ impl Shared {
         })
     }
 
-    /// Returns the observers of the store that `name` names, or of all stores.
+    /// Returns the observer of the store that `name` names; without a name, the observers of all
+    /// stores.
     ///
     /// # Errors
     /// 404 if the service has no such store.

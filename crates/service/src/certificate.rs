@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Maximum bytes of the file of the certificate: a certificate has one to two KiB.
 const CHAIN_BYTES_MAX: u64 = 1 << 20;
-/// Maximum bytes of the file of the key: an RSA key of 16,384 bits has 13 KiB.
+/// Maximum bytes of the file of the key: an RSA key of 16,384 bits has less than 13 KiB.
 const KEY_BYTES_MAX: u64 = 64 << 10;
 
 /// A certificate chain with its private key, and the settings of TLS connections that use them: TLS
@@ -72,8 +72,8 @@ impl Certificate {
     }
 }
 
-/// The error of a file without `what` that can be read. Leaves out the text of `error`, which may
-/// contain a part of the file, such as a whole key on one line.
+/// Returns the error of a file in which no usable `what` was found, because of `error`. Leaves out
+/// the text of `error`, which may contain a part of the file, such as a whole key on one line.
 fn malformed(what: &str, file: &Path, error: &pem::Error) -> Error {
     let found = match error {
         pem::Error::MissingSectionEnd { .. } => "a BEGIN line has no END line of its own",

@@ -50,9 +50,9 @@ impl Connections {
         Self { places: Arc::new(Semaphore::new(max)), open: Arc::default() }
     }
 
-    /// Returns the `number`th connection, once one of the `max` places is free for it. If all
-    /// places are taken, displaces the oldest connection that has no request in progress; if there
-    /// is none, waits.
+    /// Returns a connection with this number, once a place is free for it. While all places are
+    /// taken, displaces the oldest connection that has no request in progress, one in each
+    /// [`DISPLACED_TIMEOUT`]; if there is none, waits.
     pub(crate) async fn admit(&self, number: u64) -> Connection {
         let place = loop {
             if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {

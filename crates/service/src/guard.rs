@@ -104,13 +104,14 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
 
 /// The sender of a request, as its token identifies it.
 struct Sender<'a> {
-    /// The limit of the rate of requests with the request's token.
+    /// The limit of the rate of requests with the request's token; `None` without a token.
     token_rate: Option<&'a RateLimit>,
     role: Option<Role>,
 }
 
-/// Returns the request's token and its role. Without a token the role is `read` at a service that
-/// only this machine can reach, and none at any other.
+/// Returns the sender of a request: the role of its token, and the limit of the rate of requests
+/// with this token. Without a token there is no such limit; the role is then `read` if the service
+/// listens on a loopback address, otherwise none.
 fn authenticate<'a>(
     shared: &Shared,
     tokens: Option<&'a Tokens>,

@@ -15,14 +15,14 @@ pub(crate) struct GuardedFile<'a> {
     pub(crate) bytes_max: u64,
     /// Permission bits that the file must not have, and how to remove them.
     pub(crate) forbidden: (u32, &'static str),
-    /// Whether root, or only the user of this process, may own the file besides; `None` if any user
-    /// may own the file.
+    /// The owner that the file must have: with `Some(true)` root or the user of this process, with
+    /// `Some(false)` the user of this process; with `None` any user may own the file.
     pub(crate) owned_by_root: Option<bool>,
 }
 
 impl GuardedFile<'_> {
-    /// Reads the file. Its type, owner and permissions are those of the file that is read, also if
-    /// another file takes its name meanwhile.
+    /// Checks the type, owner and permissions of the file, and reads it. The file that is read is
+    /// the file that was checked, also if another file takes its name meanwhile.
     ///
     /// # Errors
     /// `Invalid` if the file cannot be read, is not a regular file, is too long, or its owner or

@@ -18,19 +18,20 @@
 //! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
 //! on separate threads: of each store at most one observation, one scrub and eight other calls at a
 //! time, and at most 12 observations that were abandoned because they hang. Requests wait for calls
-//! within a deadline, so a hung disk delays answers about its store, and no other answer. Another
-//! thread reads the files of tokens and of the certificate again after they changed.
+//! within a deadline, so a hung disk delays answers about its store, and no other answer. One thread
+//! reads the token file again after it changed, another the files of the certificate.
 //!
-//! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request decides
-//! which role it needs. Calls that operate on a store need an open handle: an observer only reads.
+//! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request, and
+//! its path if it is `/v1/explain`, decide which role it needs. Calls that operate on a store need
+//! an open handle: an observer only reads.
 //!
 //! **Promises.** `/livez` answers without a store. Without a token file the service listens on
 //! loopback addresses only, and its requests change nothing. A request is answered only if its
 //! Host header names the service, so a web page of another origin cannot read answers, even if
 //! the host name of its site resolves to this machine. Memory, threads, connections, the time of
 //! each request and the number of time series are bounded for all requests. Probes of health are
-//! answered also if other clients open all connections or send too many requests. Label values
-//! cannot add lines or labels.
+//! answered also if other clients open all connections and send nothing, or send too many requests.
+//! Label values cannot add lines or labels.
 //!
 //! **Must not know** how a store works, or the command line: the caller opens stores and prints.
 

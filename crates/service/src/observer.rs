@@ -23,17 +23,17 @@ pub(crate) struct Observation {
     /// Pages that lookups missed since the owner opened the store. Does not fall while this owner
     /// has the store open. Zero without meaning unless `observed` is [`Observed::Owned`].
     pub(crate) missed_pages: u64,
-    /// Duration of the observation.
+    /// Duration of the observation, or how long it has hung.
     pub(crate) took: Duration,
 }
 
 type Look = dyn Fn() -> Result<Observed> + Send + Sync;
 
 /// Observes one store, by one observation at a time that is not abandoned, each on a separate
-/// thread. An observation that hangs for a minute is abandoned, and another begins: the path may
-/// lead to another disk by now, while the thread waits for the former disk. Each abandoned
-/// observation doubles the time until the next is abandoned, so a disk that hangs for a day holds
-/// about ten threads.
+/// thread. An observation that hangs is abandoned, the first after a minute, and the request that
+/// comes then begins another: the path may lead to another disk by now, while the thread waits for
+/// the former disk. Each abandoned observation that still hangs doubles the time until the next is
+/// abandoned, so a disk that hangs for a day holds at most 11 threads.
 pub(crate) struct Observer {
     access: Arc<StoreAccess>,
     /// Returns the state of the store. May wait without a limit.

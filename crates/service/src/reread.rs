@@ -17,19 +17,20 @@ pub(crate) trait FromFiles: Sized {
     /// Reads the files again.
     ///
     /// # Errors
-    /// Those of the first reading: the files are unusable.
+    /// If the files are unusable.
     fn read_again(&self) -> Result<Self>;
 }
 
-/// Identifies a version of a file and of its permissions: device, inode, length, and the seconds and
-/// nanoseconds of the last change of the contents and of the inode. `None` if there is no file.
+/// Identifies a version of a file and of its permissions: device, inode, length, and the seconds
+/// and nanoseconds of the last change of the contents and of the inode. `None` if there is no file.
 type Stamp = Option<([u64; 3], [i64; 4])>;
 
-/// A value that follows its files. While the files are unusable, it keeps what it had.
+/// A value that follows its files. While the files are unusable, the last value stays in use.
 #[derive(Debug)]
 pub(crate) struct Reread<T> {
     value: RwLock<Arc<T>>,
-    /// The stamps of the last reading that succeeded, and the message of the last that failed.
+    /// The stamps of the last reading that succeeded, and the error of the last reading; the error
+    /// is empty if that reading succeeded, or the files returned to these stamps.
     last: Mutex<(Vec<Stamp>, String)>,
 }
 

@@ -1,8 +1,8 @@
-//! Roles, and the role that each method of HTTP requires.
+//! Roles, and the role that a request requires by its method and path.
 
 use axum::http::Method;
 
-/// The path of questions why pages are missing.
+/// The path of requests that ask why pages are hits or misses.
 pub(crate) const EXPLAIN: &str = "/v1/explain";
 /// The path of the decisions about requests.
 pub(crate) const DECISIONS: &str = "/v1/decisions";
@@ -42,7 +42,8 @@ impl Role {
     pub(crate) fn required_by(method: &Method, path: &str) -> Self {
         match *method {
             Method::GET | Method::HEAD | Method::OPTIONS => Self::Read,
-            // A question whose keys do not fit a path. It has no effect, and is counted nowhere.
+            // Reads by POST, because its keys do not fit a path. It changes no page, and counts as
+            // no lookup.
             Method::POST if path == EXPLAIN => Self::Read,
             Method::POST => Self::Operate,
             _ => Self::Admin,

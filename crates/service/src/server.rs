@@ -41,12 +41,13 @@ pub struct Service {
     shared: Arc<Shared>,
     stopping: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
-    /// End the threads that check files; they are not joined, because the files' disk may hang.
+    /// A drop of these senders ends the threads that check files. The threads are not joined,
+    /// because the files' disk may hang.
     _checking: Vec<Sender<()>>,
 }
 
 impl Service {
-    /// Listens on the address, and answers until the service is stopped.
+    /// Listens on the address, and starts a thread that answers until the service is stopped.
     ///
     /// # Errors
     /// `Invalid` if the settings are unusable, or the address cannot be used; `Retry` if the
@@ -106,8 +107,9 @@ impl Drop for Service {
     }
 }
 
-/// Starts a thread each that checks the files of the tokens and of the certificate until the
-/// returned values are dropped. A file whose disk hangs delays no check of other files.
+/// Starts one thread that checks the file of the tokens, and one that checks the files of the
+/// certificate, until the returned values are dropped. While the disk of the tokens hangs, a
+/// certificate on another disk is still checked, and conversely.
 fn check_files(shared: &Arc<Shared>) -> Result<Vec<Sender<()>>> {
     let mut checking = Vec::new();
     let mut start = |check: fn(&Shared)| -> Result<()> {
@@ -130,7 +132,7 @@ fn check_files(shared: &Arc<Shared>) -> Result<Vec<Sender<()>>> {
     Ok(checking)
 }
 
-/// What connections need.
+/// The routes and the shared state, which each connection gets.
 #[derive(Clone, Debug)]
 struct Server {
     router: Router,

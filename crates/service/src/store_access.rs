@@ -40,7 +40,7 @@ impl StoreAccess {
         drop(former);
     }
 
-    /// The directory in text: the value of the label `store`.
+    /// The directory in text, by which requests, answers and metrics name the store.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

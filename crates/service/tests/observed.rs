@@ -81,7 +81,7 @@ fn store_without_owner_is_answered_from_its_files() {
     let value = |name| metric(&metrics, &format!("ritornello_{name}{{"));
     assert_eq!((value("up"), value("owned")), (Some(1.0), Some(0.0)));
     assert_eq!((value("owner_epoch"), value("pages")), (Some(1.0), None));
-    // The service did not own the store: another process opens it as the second owner.
+    // The service does not own the store: another process can become its owner.
     assert_eq!(Owner::start(dir.path(), "a model").role, "owner");
 }
 

@@ -108,7 +108,8 @@ fn explain_says_why_each_page_is_a_miss() {
     assert_eq!(status(json!({ "scope": "0g", "keys": [] })), 400);
     assert_eq!(status(json!({ "scope": id(), "keys": ["0g"] })), 400);
     assert_eq!(status(json!({ "scope": id(), "keys": vec![hex(&[1; 16]); 4097] })), 400);
-    // On a loopback address a request without a token may read, and so may ask.
+    // On a loopback address a request without a token has the role `read`, which permits
+    // `/v1/explain` and not `/v1/probe`.
     let headers = [&*host(address), "Content-Type: application/json"];
     let anonymous =
         |target: &str| send(address, "POST", target, &headers, &body.to_string()).status;
@@ -185,7 +186,7 @@ fn request_is_explained_with_its_decisions() {
 }
 
 #[test]
-fn flush_makes_puts_durable() {
+fn flushed_pages_survive_owner_kill() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Owner::start(dir.path(), "a model");
     let node = open(&options(dir.path())).unwrap();
@@ -284,7 +285,7 @@ fn scope_id(model: &str) -> String {
 }
 
 #[test]
-fn policy_denies_changes_to_clients() {
+fn policy_denies_drop_of_scope_to_client() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("policy.toml"), "deny_clients = [\"drop_scope\"]").unwrap();
     let owner = Owner::start(dir.path(), "a model");

@@ -88,7 +88,7 @@ fn connections_are_encrypted_by_the_certificate() {
     let mut plain = connect(service.address());
     plain.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     assert!(Answer::parse(&read_all(&plain)).is_none());
-    // Connections without a handshake take the places of all others, and give them up.
+    // Connections without a handshake take all places. A new client displaces one of them.
     let silent: Vec<_> = (0..80).map(|_| connect(service.address())).collect();
     assert_eq!(get_tls(service.address(), &issued.der, "/livez").unwrap().status, 200);
     let began = Instant::now();
@@ -173,7 +173,8 @@ fn unusable_files_are_refused() {
     set_permissions(&none, Permissions::from_mode(0o600)).unwrap();
     assert!(refusal(&none, &issued.key).contains("PEM"));
     assert!(refusal(&issued.chain, &none).contains("PEM"));
-    // Errors of malformed files name no part of them. `marker` stands for the bytes of a key.
+    // Errors of malformed files contain no part of the files. `marker` stands for the bytes of a
+    // key.
     let begin = "-----BEGIN PRIVATE KEY-----";
     for text in [
         format!("{begin} marker -----END PRIVATE KEY-----"),

@@ -37,7 +37,7 @@ fn parts_begin_and_end_between_spans() {
 }
 
 #[test]
-fn spans_that_share_bytes_are_refused() {
+fn spans_that_share_bytes_or_alternate_unevenly_are_refused() {
     let apart = [
         // In this order: K and V that alternate, three layers that alternate, a span directly after
         // the last block of another span, and three spans far apart.
@@ -50,6 +50,7 @@ fn spans_that_share_bytes_are_refused() {
         assert!(Layout::new(&spans, 10).is_ok(), "{spans:?}");
     }
     let shared = [
+        // The fourth pair shares no bytes: its spans alternate with different strides.
         vec![span(4096, 4096, 8192), span(4096, 4096, 8192)],
         vec![span(4096, 4096, 8192), span(8191, 4096, 8192)],
         vec![span(4096, 4096, 8192), span(8192, 4097, 8192)],

@@ -1,6 +1,6 @@
 // A fake CUDA driver library for tests. Device memory is host memory, streams run their work
 // immediately, and kernels are those of `kv.cu`, compiled for the CPU. Every call that needs
-// a context checks that one is current, and calls refuse arguments that a real driver refuses.
+// a context checks that one is current, and calls refuse some arguments that a real driver refuses.
 //
 // `fake_break` changes what functions return: see the calls of `is_broken`.
 

@@ -180,7 +180,8 @@ impl Reopening {
         open::with(options)
     }
 
-    /// Prints a failed attempt, unless the previous attempt had the same reason. Returns the time until the next attempt.
+    /// Prints a failed attempt, unless the previous attempt failed for the same reason. Returns the
+    /// time until the next attempt.
     fn report(&mut self, context: &Context, dir: &Path, failure: Failure) -> Duration {
         let pause = match &self.failed {
             Some((pause, _)) => (2 * *pause).min(PAUSES.1),

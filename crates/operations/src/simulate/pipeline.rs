@@ -14,7 +14,8 @@ use ritornello_terminal::value::picture;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The media, from which a prefix is loaded, that the chart draws.
+/// The media whose bubbles the chart draws. A medium is a source of prefixes and its path to the
+/// device.
 const DRAWN: [Medium; 3] = [Medium::HbmDram, Medium::DiskCopies, Medium::DiskLayered];
 /// Hit rates of the chart: from, to, and the step, in tenths of a percent.
 const DRAWN_FROM: u32 = 500;
@@ -146,7 +147,7 @@ struct Comparison {
 /// Computes the figures of the model and prints them.
 ///
 /// # Errors
-/// `Failed` if the chart cannot be written.
+/// `Failed` if the chart cannot be drawn or written.
 pub fn run(context: &Context, args: &PipelineArgs) -> Result<Status, Failure> {
     if args.published {
         let comparison = Comparison { kind: "model", published: published() };

@@ -123,7 +123,7 @@ fn sample_in_background(sample: impl Fn() -> Sampled + Send + 'static) -> Receiv
     samples
 }
 
-/// Waits for `time`; returns true early if the user ends the view.
+/// Waits at most `time`. Returns true if the user ends the view.
 fn quit_within(time: Duration) -> std::io::Result<bool> {
     let deadline = Instant::now() + time;
     loop {
@@ -131,7 +131,7 @@ fn quit_within(time: Duration) -> std::io::Result<bool> {
         if !event::poll(left)? {
             return Ok(false);
         }
-        // Any event that is not a key, such as a resize, ends the wait, so that the screen is drawn
+        // An event that is not a key, such as a resize, ends the wait, so that the screen is drawn
         // again.
         let Event::Key(key) = event::read()? else { return Ok(false) };
         let interrupted =

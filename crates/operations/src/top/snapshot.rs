@@ -159,8 +159,8 @@ impl Snapshot {
         share(used, all).unwrap_or(0.0).min(1.0)
     }
 
-    /// Returns pages hit per page probed: since the previous sample, or else since the store was
-    /// opened.
+    /// Returns pages hit per page probed: since the previous sample, or, if no page was probed
+    /// since then, since the store was opened. `None` if no page was probed.
     #[must_use]
     pub fn hits(&self) -> Option<f64> {
         self.rates.as_ref().and_then(|rates| rates.hit_rate).or(self.hit_rate)

@@ -39,7 +39,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 /// Deserializes a number of bytes. JSON does not tell integers from other numbers, so `1e3` and
 /// `1000.0` are accepted.
 pub(super) fn byte_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    /// The largest number below which a double represents every integer.
+    /// A double represents every integer from zero to this number.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     let Some(number) = Option::<serde_json::Number>::deserialize(from)? else { return Ok(None) };
     let exact = number.as_u64();

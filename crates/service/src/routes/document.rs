@@ -32,7 +32,7 @@ const WITH_OPEN_STORE: [(&str, &str); 2] = [
     ("500", "the store failed"),
 ];
 
-/// Adds errors and the token to all operations.
+/// Adds errors to all operations, and the token to all besides probes of health.
 pub(super) fn complete(document: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     let components = document.components.take().unwrap_or_else(|| ComponentsBuilder::new().build());
