@@ -1,4 +1,4 @@
-//! `explain`: why pages of a prompt are hits or misses.
+//! `explain`: why pages of a prompt are hits or misses, and what was decided about a request.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

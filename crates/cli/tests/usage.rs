@@ -1,4 +1,4 @@
-//! Help, invalid arguments, and directories without a store.
+//! Help, invalid arguments, the variable of the log, and directories without a store.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

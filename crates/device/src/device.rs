@@ -150,8 +150,8 @@ impl Device {
     ///
     /// # Errors
     /// `Invalid` if slots and pool differ in device or page length, a block does not exist, two
-    /// pages would fill one block, or the table is empty or too long; `Fatal` if the device cannot
-    /// be used.
+    /// pages would fill one block, there are more blocks than slots, or the table is empty or too
+    /// long; `Fatal` if the device cannot be used.
     pub fn table(
         &self,
         pool: &Arc<Pool>,

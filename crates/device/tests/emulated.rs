@@ -1,4 +1,5 @@
-//! The emulated device orders work as CUDA does: within a stream, and across streams by events.
+//! The emulated device: the order of work within a stream and across streams by events, which is
+//! that of CUDA, injected faults, and pinned memory.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_device::driver::emulated::Emulated;

@@ -345,7 +345,7 @@ fn broken_device_fails_loads_and_keeps_their_memory() {
 }
 
 #[test]
-fn blocks_are_checked_before_anything_moves() {
+fn invalid_blocks_are_refused() {
     let rig = Rig::new();
     for blocks in [[0, BLOCKS as u32], [5, 5]] {
         let error = rig.load(&blocks, &Control::default(), &read_all).unwrap_err();

@@ -24,7 +24,7 @@ pub(crate) fn describe(id: ScopeId, explanation: &Explanation) -> String {
     lines.join("\n")
 }
 
-/// One line about a span: its keys, the answer, and the next step.
+/// One line about a span: its keys and the answer, for most answers with advice.
 fn line(span: &KeySpan, explanation: &Explanation) -> String {
     let KeySpan { at, pages, .. } = *span;
     let keys = match pages {

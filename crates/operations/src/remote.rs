@@ -123,7 +123,7 @@ fn age(text: &str) -> Result<Duration, String> {
 /// Runs the operation.
 ///
 /// # Errors
-/// If the remote cannot be opened, listed or read.
+/// If the remote cannot be opened, listed or read, or `gc` cannot write to it.
 pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     match &args.what {
         RemoteCommand::Stat(args) => stat(context, args),

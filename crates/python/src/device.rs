@@ -166,9 +166,9 @@ impl DevicePool {
         self.0.pool.layout().page_bytes()
     }
 
-    /// The measurements of moves by which the pool chose between a kernel and the copy engines. For
-    /// each: the direction, the number of pieces, the seconds that a kernel took, and the seconds
-    /// that the copy engines took.
+    /// The measurements by which the pool chooses between a kernel and the copy engines for each
+    /// move; empty unless `way` is "auto". For each: the direction, the number of pieces, the
+    /// seconds that a kernel took, and the seconds that the copy engines took.
     #[getter]
     fn measured(&self) -> Vec<(&'static str, usize, f64, f64)> {
         let row = |m: &ritornello_device::Measured| {
@@ -283,7 +283,8 @@ impl DevicePages {
     }
 
     /// Starts a put of these blocks, after the work that stream `after` has now. Leading pages that
-    /// are stored already are not gathered, nor are pages for which no slots are free.
+    /// are stored already are not gathered, nor are pages for which the device takes no move, or no
+    /// slots are free.
     pub(crate) fn save(
         &self,
         store: &Arc<Store>,

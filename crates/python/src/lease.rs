@@ -8,8 +8,8 @@ use ritornello_store::{LeaseNumber, Leased};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The longest stored prefix of the keys, leased: its pages stay readable until `release()` or
-/// until the lease expires.
+/// The longest stored prefix of the keys, leased: its pages stay readable until `release()`, until
+/// the lease expires, or until the store's owner ends or reopens the store.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct LeasedPrefix {
     pages: usize,

@@ -22,13 +22,14 @@ impl Lookup {
     fn spans(&self) -> Vec<(&'static str, usize)> {
         self.0.spans.iter().map(|span| (tier_name(span.tier), span.pages)).collect()
     }
-    /// Number of leading pages that tiers of this machine hold.
+    /// Number of leading pages that tiers of this machine hold; fewer if the limit on the leases of
+    /// a process was reached.
     #[getter]
     fn local(&self) -> usize {
         self.0.local
     }
-    /// Number of leading pages that the engine should have after the load. The engine loads the
-    /// pages among them that it lacks.
+    /// Number of leading pages that the engine should have after the load: it loads the pages among
+    /// them that it lacks. Zero if the gate chose to load nothing.
     #[getter]
     fn load(&self) -> usize {
         self.0.load

@@ -165,8 +165,8 @@ impl Ticket {
 
     /// Makes later work of `stream` wait until the put has read its blocks on a device; if `stream`
     /// is None, the call waits. Returns False if that was not possible within `timeout` seconds:
-    /// the stream then does not wait. Returns True immediately for tickets that are not puts from a
-    /// device.
+    /// the stream may then not wait for all blocks. Returns True immediately for tickets that are
+    /// not puts from a device.
     #[pyo3(signature = (stream, timeout=30.0))]
     fn order(&self, py: Python<'_>, stream: Option<u64>, timeout: f64) -> PyResult<bool> {
         check_process(py, self.process)?;

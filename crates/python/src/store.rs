@@ -212,7 +212,8 @@ impl Store {
 
     /// Starts a put. With `copy`, the bytes are copied into bounded staging before the call
     /// returns, and pages that do not fit are skipped. Without `copy`, the memory must not change
-    /// until the ticket is done.
+    /// until the ticket is done. A put of `DevicePages` waits for the earlier work of stream
+    /// `after`, and ignores `copy`; `Ticket.order` makes later work wait for the put.
     #[pyo3(
         signature = (
             scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None,
@@ -256,7 +257,8 @@ impl Store {
     /// Starts a get. `out` belongs to the store until the ticket is done. With `staged`, the bytes
     /// pass through staging, into whose huge pages some disks transfer faster than into small
     /// pages. `sections` are the ends of consecutive sections of a page; the get reads the sections
-    /// in order, and `Ticket.wait_section` waits for each.
+    /// in order, and `Ticket.wait_section` waits for each. A get into `DevicePages` waits for the
+    /// earlier work of stream `after`, and ignores `staged` and `sections`.
     #[pyo3(
         signature = (scope, keys, out, *, staged=false, sections=None, timeout=None, after=None)
     )]

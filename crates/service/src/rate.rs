@@ -3,7 +3,8 @@
 use parking_lot::Mutex;
 use std::time::Instant;
 
-/// A bucket of tokens: each request takes a token, and tokens return at a fixed rate.
+/// A token bucket: each admitted request takes a token of the bucket, and tokens return at a fixed
+/// rate.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
     per_second: f64,

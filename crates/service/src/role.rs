@@ -10,8 +10,8 @@ pub(crate) const DECISIONS: &str = "/v1/decisions";
 /// The permission to use the service. Each role includes the permissions of the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Reads health, metrics, statistics, configuration and decisions, and asks why pages are
-    /// missing.
+    /// Reads health, metrics, statistics, configuration and decisions, and asks why pages are hits
+    /// or misses.
     Read,
     /// Looks up pages, makes puts durable, and verifies pages, which removes damaged pages.
     Operate,

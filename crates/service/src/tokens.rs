@@ -23,7 +23,7 @@ const TOKEN_CHARS_MAX: usize = 256;
 /// context are different.
 const CONTEXT: &str = "ritornello 2026 service token v1";
 
-/// The tokens of a service. Holds digests only.
+/// The tokens of a service, of which only digests are kept.
 pub struct Tokens {
     file: PathBuf,
     known: Vec<Token>,

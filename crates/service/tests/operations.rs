@@ -1,4 +1,5 @@
-//! Requests that operate on a store which this process has open.
+//! Requests about a store that this process has open: lookups, explanations, flushes, scrubs and
+//! settings of scopes. Requests whose body or store is refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

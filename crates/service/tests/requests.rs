@@ -1,4 +1,5 @@
-//! Requests that are malformed, slow, oversized, too many, or of other origins.
+//! Requests that are malformed, slow, oversized, too many, or of other origins; the list of routes,
+//! and unusable settings.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

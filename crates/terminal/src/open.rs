@@ -47,7 +47,8 @@ pub fn observed(dir: &Path) -> Result<Observed, Failure> {
 }
 
 /// Returns the failure of a call of [`ritornello_node::observe`] or
-/// [`ritornello_node::owner_stats`]. If `dir` holds no store, the failure says so.
+/// [`ritornello_node::owner_stats`]. If `error` is `Invalid` and `dir` holds no store, the failure
+/// says so.
 #[must_use]
 pub fn unobserved(dir: &Path, error: &Error) -> Failure {
     // Only an `Invalid` error can mean that `dir` holds no store. After other errors `dir` is not

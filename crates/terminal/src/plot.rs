@@ -8,8 +8,8 @@ use plotters::prelude::*;
 use std::error::Error;
 use std::path::Path;
 
-/// Colours that colour-blind readers can distinguish (Okabe and Ito, "Color Universal Design",
-/// 2008).
+/// Colours that colour-blind readers can distinguish: those of Okabe and Ito ("Color Universal
+/// Design", 2008), with grey instead of yellow.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(0, 114, 178),

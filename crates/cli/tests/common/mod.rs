@@ -129,7 +129,8 @@ impl Served {
         self.out.next().unwrap().unwrap()
     }
 
-    /// The next event. Panics with all output of a process that prints something else.
+    /// Reads the next event of `serve --json`. Panics with all further output if the next line is
+    /// not JSON.
     pub fn event(&mut self) -> Value {
         let said = self.says();
         serde_json::from_str(&said).unwrap_or_else(|_| {
