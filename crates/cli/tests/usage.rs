@@ -1,4 +1,4 @@
-//! Help, invalid arguments, the variable of the log, and directories without a store.
+//! Help, invalid arguments, `RITORNELLO_LOG`, and directories without a store.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

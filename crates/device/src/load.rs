@@ -171,8 +171,8 @@ impl Device {
 }
 
 impl Load<'_> {
-    /// Reads windows and submits their copies, until no window is left, or the next window is
-    /// behind a page that the load will not deliver.
+    /// Reads windows and submits their copies, until no window is left, or the next window begins
+    /// at or behind a page that the load will not deliver.
     ///
     /// # Safety
     /// The conditions of [`Device::load`] hold.

@@ -27,7 +27,8 @@ impl<'py> Keys<'py> {
     /// Takes references to the elements of a list or another iterable.
     pub(crate) fn of(keys: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(list) = keys.cast::<PyList>() {
-            // The iterator of a list asks for its length before each element.
+            // Take the elements by index, because the iterator of a list asks for the list's length
+            // before each element.
             let length = list.len();
             let mut taken = Vec::with_capacity(length);
             for at in 0..length {

@@ -74,7 +74,7 @@ pub(crate) struct Ticket {
     pub(crate) ticket: ritornello_store::Ticket,
     /// Memory of the operation; `None` if the bytes were copied at submission.
     batch: Option<BatchMemory>,
-    /// Orders writes to the blocks of a put from a device.
+    /// Orders writes to the blocks of a put from a device; `None` for other tickets.
     fence: Option<Fence>,
     process: u32,
 }
@@ -84,7 +84,7 @@ impl Ticket {
         Self { ticket, batch, fence: None, process: std::process::id() }
     }
 
-    /// A put from a device.
+    /// Returns the ticket of a put from a device.
     pub(crate) fn of_save(ticket: ritornello_store::Ticket, fence: Fence) -> Self {
         Self { fence: Some(fence), ..Self::new(ticket, None) }
     }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum bytes of the file of the certificate: a certificate has one to two KiB.
+/// Maximum bytes of the file of the certificate: most certificates have one to two KiB.
 const CHAIN_BYTES_MAX: u64 = 1 << 20;
 /// Maximum bytes of the file of the key: an RSA key of 16,384 bits has less than 13 KiB.
 const KEY_BYTES_MAX: u64 = 64 << 10;

@@ -222,7 +222,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use tokio::runtime::Builder;
 
-    /// So long that no observation of a test is abandoned.
+    /// Time after which a hanging observation is abandoned: longer than any test runs.
     const PATIENCE: Duration = Duration::from_secs(3600);
 
     fn stats(epoch: u32, probed: u64, hit: u64) -> CatalogStats {

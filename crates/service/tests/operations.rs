@@ -356,7 +356,7 @@ fn bodies_of_other_types_and_lengths_are_refused() {
 }
 
 #[test]
-fn body_in_parts_is_read_and_unfinished_body_ends() {
+fn body_in_parts_is_read_and_unfinished_body_times_out() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let service = operating(&[node]);

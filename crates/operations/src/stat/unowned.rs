@@ -17,7 +17,7 @@ struct Answer<'a> {
 }
 
 /// Prints `stored`, the state of the unowned store in `dir` as read from its files. `is_priced`: the
-/// caller asks for the price of savings, which only an owner knows.
+/// caller asks for the price of savings; only an owner knows the savings.
 pub(super) fn show(context: &Context, dir: &Path, stored: &StoredStats, is_priced: bool) -> Status {
     if context.json {
         json(&Answer { dir, owner_pid: None, stored });

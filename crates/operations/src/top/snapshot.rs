@@ -149,7 +149,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns the share of the store's capacity that runs use, from 0 to 1.
+    /// Returns the share of the store's capacity that runs use, and removed runs until their leases
+    /// end, from 0 to 1.
     #[must_use]
     pub fn fullness(&self) -> f64 {
         let (used, all) = self

@@ -179,9 +179,10 @@ fn every_counter_but_the_sums_has_a_series() {
     for (name, value) in &stats.counters {
         let (value, is_micros) = (*value, name.ends_with("_micros"));
         let shown = if is_micros { (value as f64 / 1e6).to_string() } else { value.to_string() };
-        // These have one series per reason or cause, and none for the sum.
+        // `refused_pages` and `evicted_pages` have one series per reason or cause, and none for
+        // the sum.
         let is_sum = ["refused_pages", "evicted_pages"].contains(&name.as_str());
-        // Shown by histograms: see `durations_are_histograms`.
+        // Histograms show the numbers of calls and their durations: see `durations_are_histograms`.
         if ["puts", "gets"].contains(&name.as_str()) || name.contains("_within_") {
             continue;
         }
