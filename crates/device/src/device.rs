@@ -132,8 +132,8 @@ impl Device {
     }
 
     /// Slots for `pages` pages of `page_bytes` bytes. Waits for memory until `deadline`, at most 30
-    /// seconds, or until `is_stopped` returns true. `None` if no memory was free before that, the
-    /// pages exceed the pinned memory, or the device cannot be used.
+    /// seconds, or until `is_stopped` returns true. `None` if no free span was long enough before
+    /// that, the pages exceed the pinned memory, or the device cannot be used.
     #[must_use]
     pub fn slots(
         &self,

@@ -135,8 +135,8 @@ unsafe impl Sync for Slots {}
 
 impl Slots {
     /// Slots for `pages` pages. Waits for memory until `deadline`, at most 30 seconds, or until
-    /// `is_stopped` returns true. `None` if no memory was free before that, or `pages` do not fit
-    /// the arena.
+    /// `is_stopped` returns true. `None` if no free span of the arena was long enough before that,
+    /// or `pages` do not fit the arena.
     pub(crate) fn take(
         arena: &Arc<Arena>,
         page_bytes: usize,

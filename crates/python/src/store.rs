@@ -297,7 +297,7 @@ impl Store {
     }
 
     /// Removes pages, in chained scopes with all pages after them; returns how many of `keys` were
-    /// removed.
+    /// present.
     fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.node.get(py)?;
         ask(keys, |keys| node.store().delete(&scope.inner, keys))

@@ -16,7 +16,7 @@ pub struct Settings {
     /// Address to listen on. Port 0 lets the kernel choose a port.
     pub address: SocketAddr,
     /// Host names and addresses, without port, under which clients may reach the service besides
-    /// the loopback names and the address.
+    /// `localhost` and the address to which they connect.
     pub host_names: Vec<String>,
     /// Tokens, and the roles that they give; `None` permits reading only.
     pub tokens: Option<Tokens>,

@@ -16,7 +16,7 @@ pub fn examine(segments: u64) -> Vec<Finding> {
 }
 
 /// Compares the process's hard limit of open files with the number that the store may need. The
-/// soft limit does not matter, because opening a store raises it to the hard limit.
+/// soft limit does not matter, because opening a store raises it as needed, up to the hard limit.
 fn open_files(segments: u64) -> Finding {
     const WHAT: &str = "open files";
     let limit = getrlimit(Resource::Nofile);
