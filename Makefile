@@ -55,12 +55,10 @@ WHEEL := build/wheels/ritornello-*.whl
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# `test-all` runs all suites, or its shard of them; `test` leaves out long tests, the fuzzer, and
-# tests that need S3 servers, emulators, an emulated GPU, tools of the node service, or an engine
-# other than vLLM. Suites of the core run one at a time,
-# because some of them keep two cores busy at times. Most of their tests wait and need no core, so
-# suites of engines, which mostly keep one core busy, run beside them: two at a time, long suites
-# first.
+# `test-all` runs all suites, or its shard of them; `test` runs CORE_SUITES and `test-vllm`. Suites of
+# the core run one at a time, because some of them keep two cores busy at times. Most of their tests
+# wait and need no core, so suites of engines, which mostly keep one core busy, run beside them: two
+# at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
 LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service
 ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake test-serve-demo
@@ -236,10 +234,11 @@ test-rust-long: $(LSM)/env
 		--skip allocation_time_with_a_million_holes --skip measures_an_explanation
 
 # The tests of store, node and cli, with `lsm` as the index; a soak among them kills the store's
-# owner. Left out are: tests that would only repeat test-rust, because they use no index or choose
-# their index; tests on a simulated disk, past which RocksDB writes; tests with a store that is too
-# small or too full for RocksDB's files; and `clients_recover_from_every_fault`, in which RocksDB
-# opens too slowly on a busy machine.
+# owner. Left out are: files whose tests would only repeat test-rust, because they use no index or
+# choose their index; some files of tests on a simulated disk, whose stores always have the index
+# `run`, because RocksDB would write past the simulated disk; tests with a store that is too small or
+# too full for RocksDB's files; and `clients_recover_from_every_fault`, in which RocksDB opens too
+# slowly on a busy machine.
 NOT_LSM_TESTS := bench bench_% hostile loom_% mapped remote simulate usage \
 	conversion fixtures \
 	absence clean_end crash damaged_segments dead_writers faults holds partial_changes scope_registry \

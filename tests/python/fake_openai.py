@@ -112,7 +112,9 @@ class FakeOpenAI:
         writer.write(b"6\r\ndata: \r\n7\r\n[DONE]\n\r\n0\r\n\r\n")
 
     def _remember(self, tokens: list[Any]) -> int:
-        """Returns how many leading tokens of the prompt, in whole blocks, an earlier prompt had."""
+        """Returns how many leading tokens of the prompt, in whole blocks, an earlier prompt had. A
+        block that ends with its prompt does not count.
+        """
         blocks = [tuple(tokens[:end]) for end in range(BLOCK, len(tokens), BLOCK)]
         hits = 0
         for block in blocks:

@@ -41,7 +41,8 @@ fn page_evicted_with_its_segment_has_this_cause() {
     open.close();
 }
 
-/// A segment file is removed while the process has no file handle to open it.
+/// A segment file cannot be opened (`ENFILE`), so the segment is absent. When opens succeed again,
+/// the file is gone.
 #[test]
 fn pages_of_a_removed_segment_file_are_damaged() {
     let disk = SimDisk::new(64 * MIB);

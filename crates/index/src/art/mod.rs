@@ -1,5 +1,5 @@
-//! The `art` backend: Holt, a persistent adaptive radix tree. The entries of a run's pages have
-//! adjacent keys.
+//! The `art` backend: Holt, a persistent adaptive radix tree. The page hashes of a run
+//! are stored in chunks under adjacent keys.
 //!
 //! **Off by default.** The cargo feature `art` compiles this backend, and `ritornello bench index
 //! --backends art` opens it, for comparison. A store cannot use this backend.

@@ -436,8 +436,8 @@ impl History {
             .map(|&(at, pages, _)| (at, pages))
             .collect();
         self.retained.retain(|(.., end)| *end > NOW.get());
-        // A sequence may have several retentions: expect none of its pages once the first retention
-        // has ended.
+        // A sequence may have several retentions: once one of them has ended, a crash may lose its
+        // retained pages.
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 

@@ -1,4 +1,5 @@
-//! Lookups of scopes for explanations of misses (`core/explain.rs`), which count as no use.
+//! Lookups of scopes for explanations of misses (`core/explain.rs`). They do not mark a scope as
+//! used, so they do not keep an empty scope from being dropped.
 
 use super::Scopes;
 use crate::catalog::ScopeRef;
