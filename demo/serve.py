@@ -54,7 +54,7 @@ def page_bytes(model: Path) -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Holds the folder of the demonstration, which a second demonstration would empty."""
+    """Locks the folder of the demonstration: a second demonstration would delete its store."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / ".lock").open("w") as lock:
         try:

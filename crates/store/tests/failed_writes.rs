@@ -100,8 +100,8 @@ fn eviction_spares_a_volume_that_puts_avoid() {
     open.close();
 }
 
-/// Every chain is on both volumes, so no page can be evicted without the pages after it on the
-/// volume that puts avoid.
+/// Every chain has pages on both volumes, so an eviction of a page may also evict pages after it on
+/// the volume that puts avoid.
 #[test]
 fn eviction_removes_few_pages_of_an_avoided_volume() {
     let (schedule, open) = faulty();

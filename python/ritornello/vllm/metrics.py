@@ -42,7 +42,7 @@ COUNTERS = {
 REASONS = {
     "missed_pages": "Probed or promised pages that were not loaded, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
-    "gate_decisions": "Decisions of the gate (all, some, none), one per prompt and object.",
+    "gate_decisions": "Decisions of the gate to load all, some or none of the found pages.",
     "prefetches": "Prefetches of objects from the remote, by outcome.",
     "tier_written_pages": "Objects of pages written to a tier from the tier above, by tier.",
     "tier_dropped_pages": "Objects that a tier refused or failed to write, by tier.",

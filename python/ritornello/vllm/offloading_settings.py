@@ -175,8 +175,9 @@ def shm_bytes() -> int:
 
 
 def memory_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns the machine's memory, or the tightest limit of the control groups that hold this
-    process, if this is less.
+    """Returns the machine's memory or, if it is less, the tightest limit of the process's control
+    group and of the groups that contain it. Of control groups of version 1 only the limit of the
+    mounted root counts.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_number(root / "memory/memory.limit_in_bytes")]

@@ -40,7 +40,7 @@ fn locked_memory() -> Finding {
         None => "unlimited".to_owned(),
         Some(limit) => bytes(limit),
     };
-    Finding::fine("locked memory", format!("{shown} (for information: Ritornello locks no memory)"))
+    Finding::fine("locked memory", format!("{shown} (only our own copies to GPUs lock memory)"))
 }
 
 fn io_uring() -> Finding {
@@ -54,7 +54,7 @@ fn io_uring() -> Finding {
             "sysctl kernel.io_uring_disabled=0, or a separate group (kernel.io_uring_group)",
         ),
         Ok(_) => Finding::fine(WHAT, "allowed by the kernel (a container may still forbid it)"),
-        Err(_) => Finding::fine(WHAT, "the kernel has no setting that forbids io_uring"),
+        Err(_) => Finding::fine(WHAT, "allowed, as far as known: kernel.io_uring_disabled cannot be read"),
     }
 }
 

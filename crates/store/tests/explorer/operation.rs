@@ -67,8 +67,9 @@ pub enum Operation {
     AdvanceClock {
         hours: u64,
     },
-    /// Kills the process within `operation`, or the puts and the flush after it; the disk keeps its
-    /// power.
+    /// Kills the owner after `after` changes of the disk, at the latest when `operation` and the
+    /// calls after it have ended: further puts after a put, and a flush unless `operation` is a
+    /// reopening. The disk keeps its power.
     Kill {
         operation: Box<Operation>,
         after: u64,
@@ -90,7 +91,9 @@ pub enum Operation {
         dir: &'static str,
         end: OwnerEnd,
     },
-    /// The owner ends, and the next owner's `nth` open of a segment fails.
+    /// The owner closes the store, and the next owner's `nth` open of a segment fails for lack of
+    /// file handles. Later opens succeed: the segment returns with the next maintenance or, with
+    /// `reopen`, when the store is opened again.
     FailOpen {
         nth: u64,
         reopen: bool,

@@ -79,7 +79,7 @@ impl RejectedCounters {
         };
         let before = count.fetch_add(1, Relaxed);
         if before == 0 && !matches!(why, RejectReason::Damaged(_)) {
-            tracing::warn!(name, %why, "an object of the remote could not be authenticated and was not used: check the key file, and who writes to the remote; further such objects are logged at level debug");
+            tracing::warn!(name, %why, "an object of the remote could not be authenticated and was not used: check the key file, and who writes to the remote; further objects rejected for this reason are logged at level debug");
         } else {
             tracing::debug!(name, %why, "an object of the remote was not used");
         }

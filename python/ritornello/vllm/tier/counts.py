@@ -14,7 +14,7 @@ COUNTERS = {
     "errors": ("Failed operations, such as calls to the store, by operation.", True),
     # Counters that exist only with several tiers.
     "gate_decisions": (
-        "Decisions of the gate (all, some, none), one per prompt and KV cache group.",
+        "Decisions of the gate to load all, some or none of the found chunks.",
         True,
     ),
     "gate_load_seconds": ("Seconds of the loads whose duration the gate had estimated.", False),
