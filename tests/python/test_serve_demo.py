@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -159,6 +160,15 @@ def test_failed_start_prints_the_end_of_the_log(
     assert "did not start: it ended" in printed
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Lets SIGINT raise KeyboardInterrupt, also in a background process, where shells ignore it."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signal_stops_the_started_process(tmp_path: Path, sign: signal.Signals) -> None:
     before = signal.getsignal(sign)

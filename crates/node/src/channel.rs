@@ -178,9 +178,9 @@ impl Channel {
         self.filled > self.consumed
     }
 
-    /// Shuts the connection down in both directions and returns the pending message if it has
-    /// arrived completely. If the message is incomplete, the peer's send fails, so the peer knows
-    /// that the message did not arrive.
+    /// Shuts the connection down in both directions and returns the pending message. `None` if the
+    /// message is incomplete (the peer's send then fails, so the peer knows that it did not arrive),
+    /// is too long, or exceeds the memory for messages.
     pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
         // The bytes received before the shutdown can still be read.

@@ -3,7 +3,7 @@
 use ritornello_volume::ForkSafeLock;
 use std::time::{Duration, Instant};
 
-/// Whether a core is poisoned, and whether the heal thread must end.
+/// Whether the heal thread was notified since its last wait, and whether it must end.
 #[derive(Debug, Default)]
 pub(crate) struct HealSignal(ForkSafeLock<HealState>);
 
@@ -14,7 +14,7 @@ struct HealState {
 }
 
 impl HealSignal {
-    /// Reports a poisoned core. Waits for no I/O.
+    /// Notifies the heal thread, because a core is poisoned or the owner changed. Waits for no I/O.
     pub(crate) fn notify(&self) {
         self.0.lock().poisoned = true;
         self.0.wake_all();

@@ -34,7 +34,7 @@ impl Store {
     /// are buffered, and sent to the owner about every two seconds. A decision that does not fit
     /// the buffer is counted and dropped.
     pub fn note_decision(&self, decision: Decision) {
-        // A report that fails is missing in the owner's memory only.
+        // An error is ignored, because a lost decision affects no page.
         let _ = self.catalog.report_decisions(&[decision.bounded()], 0);
     }
 

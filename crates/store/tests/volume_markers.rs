@@ -131,7 +131,7 @@ fn upgraded_empty_directory_is_marked_on_demand() {
 /// An earlier build wrote a segment below the mount point of a marked volume that is not mounted
 /// now. The store neither uses nor marks the directory that it finds there.
 #[test]
-fn segments_do_not_identify_a_marked_volume() {
+fn directory_with_some_segments_of_a_marked_volume_is_not_used() {
     let disk = SimDisk::new(256 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();

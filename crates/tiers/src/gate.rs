@@ -172,8 +172,9 @@ struct TierSpeed {
     latency: f64,
     /// Configured limit in bytes per second.
     cap: f64,
-    /// Weight of `rate` in the average with the next load. Each load adds to the weight: a long
-    /// load almost 1, a short load less.
+    /// Sum of the weights of past loads: almost 1 for a long load, less for a short load. Because of
+    /// it the first loads count more; later a load counts at least `OBSERVATION_WEIGHT` times its
+    /// weight.
     confidence: f64,
     /// Time of the last observation, in seconds of the caller's clock.
     observed_at: f64,

@@ -40,7 +40,7 @@ REASONS = {
     "gate_decisions": "Gate decisions (all, some, none).",
     "prefetches": "Prefetches from the remote, by outcome.",
     "tier_written_pages": "Objects written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Objects that a tier refused or failed to write, by tier.",
+    "tier_dropped_pages": "Objects that were not written to a tier, by tier.",
     "tier_lost_pages": "Objects not written to a tier because no other tier could supply "
     "them, by tier.",
     "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "

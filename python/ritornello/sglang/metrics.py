@@ -43,7 +43,7 @@ REASONS = {
     "gate_decisions": "Gate decisions (all, some, none).",
     "prefetches": "Prefetches of pieces of prompts, by outcome.",
     "tier_written_pages": "Pages written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Pages that a tier refused or failed to write, by tier.",
+    "tier_dropped_pages": "Pages that were not written to a tier, by tier.",
     "tier_lost_pages": "Pages not written to a tier because no other tier could supply them, "
     "by tier.",
     "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "

@@ -395,7 +395,8 @@ impl Driver for Cuda {
                 return Ok(());
             }
         }
-        Err(refused(Error::invalid("an allocation ends within a span").with("checked", checked)))
+        let text = "the memory is not contiguous, or consists of too many allocations";
+        Err(refused(Error::invalid(text).with("checked", checked)))
     }
 
     fn create_stream(&self, priority: Priority) -> Result<RawStream> {

@@ -54,7 +54,9 @@ fn io_uring() -> Finding {
             "sysctl kernel.io_uring_disabled=0, or a separate group (kernel.io_uring_group)",
         ),
         Ok(_) => Finding::fine(WHAT, "allowed by the kernel (a container may still forbid it)"),
-        Err(_) => Finding::fine(WHAT, "allowed, as far as known: kernel.io_uring_disabled cannot be read"),
+        Err(_) => {
+            Finding::fine(WHAT, "allowed, as far as known: kernel.io_uring_disabled cannot be read")
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A process cannot cancel an operation that the kernel holds. The background threads of a store
 //! serve all its volumes, so none of them may wait for the disk of a single volume: the thread of
-//! the call waits, and ends when the disk answers. Without the disk of the store's own directory,
-//! which has journal and manifest, no put succeeds: background threads wait for this disk.
+//! the call waits, and ends when the disk answers. The disk of the store's own directory, which has
+//! journal and manifest, is an exception: without it no put succeeds anyway, so background threads
+//! may wait for it, and for a sync round at most 10 seconds.
 
 use super::StoreCore;
 use parking_lot::Mutex;

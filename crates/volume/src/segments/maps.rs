@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// memory of its segment allocated.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time without requests for huge pages after the kernel had none free, or took long: puts wait for
-/// a request.
+/// Pause before huge pages are requested again, after the kernel had none free or took long. A put
+/// that creates a segment waits while the kernel answers such a request.
 const HUGE_PAUSE: Duration = Duration::from_secs(10);
 
 /// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.

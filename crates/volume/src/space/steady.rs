@@ -182,7 +182,11 @@ fn runs_have_few_extents_in_steady_state() {
             steady.spent.as_secs_f64() * 1e6 / steady.placed as f64,
         );
         assert!(mean <= mix.bound, "{}: {mean:.2} extents per run", mix.name);
-        assert!(steady.misfits * 100 <= steady.placed, "{}: shapes do not fit", mix.name);
+        assert!(
+            steady.misfits * 100 <= steady.placed,
+            "{}: more than 1 failed allocation for 100 runs, though enough units were free",
+            mix.name
+        );
     }
 }
 

@@ -2,9 +2,10 @@
 
 Invariants:
 * A chunk that a lookup finds is leased, so that it is still stored when a load reads it. The load
-  takes over the lease; without a load the lease is released at the end of the step. If the tier is
-  one store, and another process owns it, vLLM keeps the answer while requests need it, and reuses
-  it without a lease: the chunk may be evicted.
+  takes over the lease; without a load the lease is released at the end of the step. Exception: with
+  one store that another process owns, vLLM keeps the result of a lookup until the requests that
+  asked for the chunk have ended. A later hit by this result has no lease, so the chunk may be
+  evicted before the load.
 * A chunk that a lookup found and its load did not fill remains a miss for its request: the request
   computes the chunk instead of repeating the lookup.
 * A row of the host tier belongs to a job until the job is reported, which happens after the kernel
@@ -216,9 +217,9 @@ class Tier:
         )
 
     def _tokens_of(self, context: Context, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Returns the number of tokens before the chunks of a load, and in them. Every chained
-        group holds a part of all tokens, so the first of these groups tells the numbers; without
-        such a group they are 0.
+        """Returns the number of tokens before the chunks of a load, and in them. All chained groups
+        cover the same tokens, so the first of them tells the numbers. Without such a group both are
+        0; the first is 0 if vLLM does not know the position of a chunk.
         """
         for group, _, indices in self._by_group(keys):
             if group.chained:
@@ -323,9 +324,9 @@ class Tier:
         return finished_jobs
 
     def _record_outcome(self, finished: FinishedJob) -> None:
-        """Counts the tokens of a load, unless its request has ended, and tells the gate how long a
-        load took about which the gate decided, from the start of the load to the step that takes
-        its result. A load that failed in part counts no tokens, only its time.
+        """Counts the tokens of a load, and its duration up to the step that takes its result, as
+        avoided prefill: no tokens unless every chunk was loaded, and neither if the request has
+        ended. If the gate chose the load and it succeeded, tells the gate its duration.
         """
         job, is_whole = finished.job, all(finished.ok)
         if not job.load:

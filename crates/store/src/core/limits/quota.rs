@@ -118,10 +118,9 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // The build does not end while removals are applied in steps. The policy is built
-            // without the removed pages, which the index lacks already. If the build ended before
-            // `Usage::remove` was called for all of these pages, the remaining calls would subtract
-            // pages that the policy never contained.
+            // The build does not end while removals are in progress. Their pages are no longer in
+            // the index, so this policy never counted them. If the build ended now, the removals
+            // that remain would subtract them from the policy (`Usage::remove`).
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {

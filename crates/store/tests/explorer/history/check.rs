@@ -44,8 +44,8 @@ impl History {
         self.check_recorded_since(before);
     }
 
-    /// Checks the states recorded since `before`. A page that was removed since then may be present
-    /// or missing.
+    /// Checks all crash states that are not checked yet. `before`: the bounds when the operation
+    /// began. A state may contain any page that the bounds permitted then or permit now.
     pub(super) fn check_recorded_since(&mut self, before: &Bounds) {
         let most = before.most.iter().zip(&self.bounds.most).map(|(a, b)| a | b).collect();
         let visible = before.visible.iter().zip(&self.bounds.visible).map(|(a, b)| a & b).collect();

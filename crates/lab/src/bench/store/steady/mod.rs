@@ -33,8 +33,8 @@ const CAPACITIES_WRITTEN: u64 = 4;
 /// Divisor of the capacity: the quotient is the approximate number of bytes of one set of
 /// sequences, which has at least one sequence of each page size.
 const SET_SHARE: u64 = 16;
-/// Divisor of the capacity: the quotient is the maximum bytes of a sequence. In a production store
-/// a sequence takes a thousandth of the capacity or less.
+/// A sequence takes at most the capacity divided by this number, or one page if a page is longer. In
+/// a production store a sequence takes a thousandth of the capacity or less.
 const SEQUENCE_SHARE: u64 = 64;
 /// Number of sets put into a fresh store: few enough that the store evicts nothing.
 const FRESH_SETS: u32 = 8;
@@ -159,7 +159,7 @@ impl Bench {
         let set: u64 = shapes.iter().map(Shape::total).sum();
         if set * u64::from(FRESH_SETS) > capacity / 4 * 3 {
             return Err(Failure::unusable(
-                "--total is too small for eight sets of pages in a fresh store",
+                "--total is too small for --steady: the store would evict while it is filled",
                 "--total 1GiB",
             ));
         }
