@@ -107,8 +107,8 @@ class Pool:
     can be loaded; `prefixes` returns the prefixes that can be loaded into this pool and the side
     pools `sides` together. Puts return how many leading pages are stored, gets how many were filled
     and verified. `before`: the keys of all pages of the prompt before the pages of a call; None if
-    they are unknown.
-    `counts_tokens`: loaded pages of this pool count as tokens that the engine does not compute.
+    they are unknown. `counts_tokens`: loaded pages of this pool count as tokens that the engine
+    does not compute.
     """
 
     def __init__(
