@@ -4,6 +4,7 @@ use crate::arguments::{bytes_of, duration, put_options};
 use crate::batch::{Submission, ask};
 use crate::decision::decision;
 use crate::error::{OrRaise, as_setting, invalid, raise};
+use crate::log;
 use crate::lookup::Lookup;
 use crate::open::close_cache_at_exit;
 use crate::outcome::{Ticket, listed_keys, listed_scopes, stats_of};
@@ -42,7 +43,7 @@ impl Cache {
         prefetch: &str,
         write_queue: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        ritornello_cli::log::start_in_library();
+        log::start(py)?;
         let read = || -> PyResult<_> {
             let mut settings = Settings {
                 prefetch: PrefetchPolicy::parse(prefetch).or_raise(py)?,

@@ -4,6 +4,7 @@
 use crate::arguments::deadline;
 use crate::error::{OrRaise, invalid};
 use crate::fence::Fence;
+use crate::log;
 use crate::outcome::stats_of;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -55,7 +56,7 @@ impl Device {
     #[staticmethod]
     #[pyo3(signature = (ordinal=0, *, staging=1 << 30, emulated=false))]
     fn open(py: Python<'_>, ordinal: u32, staging: usize, emulated: bool) -> PyResult<Self> {
-        ritornello_cli::log::start_in_library();
+        log::start(py)?;
         let open = || if emulated { open_emulated(staging) } else { Core::open(ordinal, staging) };
         py.detach(open).or_raise(py).map(Self)
     }

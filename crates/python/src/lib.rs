@@ -23,6 +23,7 @@ mod device;
 mod error;
 mod fence;
 mod lease;
+mod log;
 mod lookup;
 mod memory;
 mod open;
@@ -52,6 +53,8 @@ mod _core {
     use super::device::{Device, DeviceMove, DevicePages, DevicePool, DeviceSlots};
     #[pymodule_export]
     use super::lease::LeasedPrefix;
+    #[pymodule_export]
+    use super::log::{end_log, take_log_lines};
     #[pymodule_export]
     use super::lookup::Lookup;
     #[pymodule_export]

@@ -8,6 +8,7 @@ use crate::decision::decision;
 use crate::device::DevicePages;
 use crate::error::{OrRaise, as_setting};
 use crate::lease::LeasedPrefix;
+use crate::log;
 use crate::open::NodeHandle;
 use crate::outcome::{Ticket, listed_keys, listed_scopes, stats_of};
 use crate::policy::StorePolicy;
@@ -66,7 +67,7 @@ impl Store {
         index: Option<&str>,
         segment_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        ritornello_cli::log::start_in_library();
+        log::start(py)?;
         let read = || -> PyResult<Options> {
             let (dir, further_dirs) = directories(path)?;
             let index = index.map(parse_index).transpose().or_raise(py)?;

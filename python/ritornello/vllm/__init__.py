@@ -21,6 +21,7 @@ around some of vLLM's methods. The modules that make decisions (`scheduler`, `wo
 
 from typing import TYPE_CHECKING
 
+from ritornello import core_log
 from ritornello.connector import deferred_imports
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RitornelloConnector", "RitornelloTier"]
 
+
+# vLLM handles lines of loggers below its own only.
+core_log.log_below("vllm.ritornello")
 
 # Imported at first use, because these modules import vLLM.
 __getattr__ = deferred_imports(

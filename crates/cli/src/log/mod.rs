@@ -1,0 +1,175 @@
+//! The log: of commands on standard error, and of processes that embed the store in a queue, from
+//! which the process takes the lines. Repeated lines are limited.
+
+mod queue;
+mod throttle;
+
+pub use queue::{Line, LineQueue};
+
+use queue::QueueLayer;
+use ritornello_terminal::print;
+use std::io::{self, IsTerminal};
+use std::sync::{LazyLock, OnceLock};
+use throttle::Omitted;
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::writer::{MakeWriter, OptionalWriter};
+use tracing_subscriber::prelude::*;
+
+/// The environment variable that chooses what is logged, and in which form: a level, or levels by
+/// crate, and the word `json`, such as `warn,ritornello_store=debug,json`.
+const VARIABLE: &str = "RITORNELLO_LOG";
+
+/// Set once the log is on standard error: whether lines are JSON.
+static ON_STDERR: OnceLock<bool> = OnceLock::new();
+
+/// The levels that are logged, and whether lines are JSON, one object per line, or text.
+#[derive(Debug, PartialEq)]
+struct Choice {
+    levels: Targets,
+    json: bool,
+}
+
+impl Choice {
+    /// Parses a value of [`VARIABLE`]; `default` is the level if the value names none. Returns the
+    /// first word that is wrong as an error.
+    fn parse(value: &str, default: LevelFilter) -> Result<Self, &str> {
+        let mut choice = Self { levels: Targets::new().with_default(default), json: false };
+        for word in value.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            if word.eq_ignore_ascii_case("json") {
+                choice.json = true;
+            } else if let Ok(level) = word.parse::<LevelFilter>() {
+                choice.levels = choice.levels.with_default(level);
+            } else if let Some((target, level)) = word.split_once('=') {
+                let level: LevelFilter = level.parse().map_err(|_| word)?;
+                choice.levels = choice.levels.with_target(target, level);
+            } else {
+                return Err(word);
+            }
+        }
+        Ok(choice)
+    }
+
+    /// The least severe level that is logged for any crate; `None` if nothing is logged.
+    fn least_severe(&self) -> Option<Level> {
+        let levels = self.levels.iter().map(|(_, level)| level).chain(self.levels.default_level());
+        levels.max().and_then(|level| level.into_level())
+    }
+
+    /// Returns the choice in [`VARIABLE`]; `default` and text if the variable is unset or
+    /// malformed. Prints a line about a malformed value.
+    fn of_environment(default: LevelFilter) -> Self {
+        LazyLock::force(&throttle::PROCESS);
+        let value = std::env::var(VARIABLE).unwrap_or_default();
+        Self::parse(&value, default).unwrap_or_else(|word| {
+            print::print_stderr(&format!(
+                "{VARIABLE}={value} was ignored, because of \"{word}\": give a level (error, warn, \
+                 info, debug, trace, off), levels by crate, and json for lines in JSON, such as \
+                 warn,ritornello_store=debug,json"
+            ));
+            Self { levels: Targets::new().with_default(default), json: false }
+        })
+    }
+
+    /// Starts the log on standard error. `bare` omits time and target from lines of text; JSON
+    /// always has both.
+    fn start_on_stderr(self, bare: bool) {
+        let json = self.json;
+        let lines = fmt::layer()
+            .with_writer(Stderr { json })
+            .with_ansi(!json && io::stderr().is_terminal());
+        let lines = match (json, bare) {
+            (true, _) => lines.json().flatten_event(true).boxed(),
+            (false, true) => lines.with_target(false).without_time().boxed(),
+            (false, false) => lines.boxed(),
+        };
+        if tracing_subscriber::registry().with(lines.with_filter(self.levels)).try_init().is_ok() {
+            let _ = ON_STDERR.set(json);
+        }
+    }
+
+    /// Starts the log in the returned queue, unless the process already has a logger.
+    fn start_in_queue(self) -> Option<&'static LineQueue> {
+        let queue: &'static LineQueue = Box::leak(Box::new(LineQueue::new()));
+        let lines = QueueLayer(queue).with_filter(self.levels);
+        tracing_subscriber::registry().with(lines).try_init().ok().map(|()| queue)
+    }
+}
+
+/// Standard error, without the lines that the throttle omits.
+struct Stderr {
+    json: bool,
+}
+
+impl MakeWriter<'_> for Stderr {
+    type Writer = OptionalWriter<io::Stderr>;
+
+    fn make_writer(&self) -> Self::Writer {
+        OptionalWriter::some(io::stderr())
+    }
+
+    fn make_writer_for(&self, metadata: &Metadata<'_>) -> Self::Writer {
+        let admitted = throttle::admit(metadata, |omitted| print_omitted(omitted, self.json));
+        if admitted { self.make_writer() } else { OptionalWriter::none() }
+    }
+}
+
+/// Prints a line about omitted lines.
+fn print_omitted(omitted: &Omitted, json: bool) {
+    let (statement, message) = (&omitted.statement, omitted.message());
+    print::print_stderr(&if json {
+        let mut timestamp = String::new();
+        let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+        serde_json::json!({
+            "timestamp": timestamp,
+            "level": statement.level.as_str(),
+            "message": message,
+            "target": statement.target,
+        })
+        .to_string()
+    } else {
+        format!("{:>5} {message}", statement.level)
+    });
+}
+
+/// Starts the log of a command: lines of the level `default` and of more severe levels, or what
+/// [`VARIABLE`] chooses.
+pub(crate) fn start_in_command(default: LevelFilter) {
+    Choice::of_environment(default).start_on_stderr(true);
+}
+
+/// Prints how many lines were omitted, at the end of a command.
+pub(crate) fn finish_command() {
+    if let Some(json) = ON_STDERR.get() {
+        throttle::PROCESS
+            .take_omitted(None)
+            .iter()
+            .for_each(|omitted| print_omitted(omitted, *json));
+    }
+}
+
+/// The log of a process that embeds the store.
+#[derive(Debug)]
+pub struct EmbeddedLog {
+    /// The lines.
+    pub queue: &'static LineQueue,
+    /// The least severe level that [`VARIABLE`] chooses for any crate; `None` if the variable is
+    /// unset.
+    pub level: Option<Level>,
+}
+
+/// Starts the log of a process that embeds the store: warnings and errors, or what [`VARIABLE`]
+/// chooses. Returns `None` if lines go elsewhere: to standard error, because [`VARIABLE`] chooses
+/// JSON; or to a logger that the process already has.
+pub fn start_embedded() -> Option<EmbeddedLog> {
+    let choice = Choice::of_environment(LevelFilter::WARN);
+    if choice.json {
+        choice.start_on_stderr(false);
+        return None;
+    }
+    let level = std::env::var_os(VARIABLE).and_then(|_| choice.least_severe());
+    choice.start_in_queue().map(|queue| EmbeddedLog { queue, level })
+}
