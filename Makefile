@@ -60,7 +60,7 @@ test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 # wait and need no core, so suites of engines, which mostly keep one core busy, run beside them: two
 # at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
-LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service
+LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service lint-dependencies
 ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake test-serve-demo
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
@@ -68,7 +68,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build service-tools wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
+.PHONY: help venv rocksdb build service-tools cargo-deny lint-dependencies wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
 	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache serve-demo bench bench-shared clean
 
 help: ## prints this list
@@ -208,7 +208,7 @@ test: ## all tests of the core, of Python and of vLLM, except long tests
 	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm)
 
 test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
-	@$(call build_and_run,packages build emulated $(ENGINES) s3 emulators service-tools,$(call \
+	@$(call build_and_run,packages build emulated $(ENGINES) s3 emulators service-tools cargo-deny,$(call \
 		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
 
 # The environments of all engines, without the package `ritornello`; and the sources of the other
@@ -341,6 +341,17 @@ test-sglang: $(STAMPS)/sglang $(STAMPS)/sources
 
 test-sglang-long: $(STAMPS)/sglang $(STAMPS)/s3
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m long || [ $$? -eq 5 ]
+
+# Compiled without optimization, which takes a third of the time. RustSec's database of advisories is on
+# a server that many machines do not reach: `$(DENY) check advisories` reads it.
+DENY := build/deny/bin/cargo-deny
+cargo-deny: $(DENY) ## cargo-deny, in build/deny
+$(DENY):
+	CARGO_TARGET_DIR=$(CURDIR)/build/deny/target $(CARGO) install cargo-deny --version 0.20.2 --locked --debug --quiet --root build/deny
+	rm -rf build/deny/target
+
+lint-dependencies: $(DENY) ## licenses and sources of all crates, by the rules in deny.toml
+	$(DENY) --offline check licenses bans sources
 
 lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, imports, clippy, licenses, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
