@@ -6,8 +6,8 @@
 `make` has cargo start test binaries through this script (`.cargo/tests.toml`); plain `cargo test`
 does not. The limit is `TEST_SILENCE` seconds, by default 600. A script that ends its binary exits
 with status 124. libtest names a test that has run for a minute, but not with `--quiet`. If
-`--quiet` is given, the script therefore drops it, and itself leaves out the lines of tests that
-passed or were ignored.
+`--quiet` is given, the script therefore does not pass the option on, and itself leaves out the
+lines of tests that passed or were ignored.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ def run(binary: str, arguments: list[str]) -> int:
     assert process.stdout
     output = Output(quiet)
     os.set_blocking(process.stdout.fileno(), False)
-    # Readable when the process has ended.
+    # This descriptor is readable when the process has ended.
     end = os.pidfd_open(process.pid)
     closed = False
     heard = time.monotonic()

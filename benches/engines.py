@@ -11,8 +11,8 @@ writes rows with `system`, `object_bytes`, `op`, and some of `mb_s`, `p50_us` an
 each row as `memory`. This script adds `engine`, `to_own` and `to_disk` to each row. `to_own` is the
 row's rate divided by the fastest rate of the engine's own storage, `to_disk` its rate divided by
 the fastest rate of the disk's limit, for the same operation on objects of the same size in the same
-memory. Both are null for rows of the engine's own storage, of the disk's limit, or without a rate;
-either is null if there is no such rate to divide by.
+memory. Both ratios are null for rows of the engine's own storage, of the disk's limit, or without
+a rate. A ratio is also null if no row has the rate by which it divides.
 """
 
 import argparse

@@ -36,11 +36,11 @@ Passes:
 An answer is compared with the answer of `none` if the whole prompt was computed, or the whole
 prompt was found: a prompt that is found in part is computed in steps of other sizes, which round
 differently. Answers of the pass `together` are not compared: prompts that are computed together
-round differently. The answers of `own-graphs` are compared with its own earlier answers, because
-graphs divide attention differently, and so are the answers of `none`. All full KV blocks of a
-prompt are compared, by digests, with the blocks of `none`. The exit status is 1 if an answer
-differs, if a block differs although its prompt was computed or found whole, or if an engine was not
-measured.
+round differently. The answers of `none` and `own-graphs` are compared with earlier answers of the
+same engine; the reason for `own-graphs` is that CUDA graphs divide attention differently. All full
+KV blocks of a prompt are compared, by digests, with the blocks of `none`. The exit status is 1 if
+an answer differs, if a block differs although its prompt was computed or found whole, or if an
+engine was not measured.
 
 With `--tiny` the model has two small layers, to test this script.
 """
@@ -221,7 +221,8 @@ def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline)
         description, answers = engine.run()
     finally:
         engine.stop()
-        # With a tier below it, vLLM removes the name of its host memory only at an orderly stop.
+        # If vLLM's host memory has a tier below it, vLLM removes the file of this memory only at an
+        # orderly stop.
         for path in set(SHM.glob("vllm_offload_*")) - old:
             path.unlink(missing_ok=True)
     device = [description["device"], description["vllm"]]

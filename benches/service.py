@@ -3,13 +3,13 @@
 
     python benches/service.py [--json] [--pages 1000000] [--rounds 5] [--dir FOLDER]
 
-The store is owned by `ritornello serve`; this process is a client of it. `metrics`: requests of
-`/metrics`, one after another, over one connection. `idle`: CPU time of the owner's process as a
-share of one core, without requests; `empty`: of a store without pages, which the owner does not
-scrub. `scraped`: with a request of `/metrics` every second. `probe`: lookups of 256 stored pages by
-the client, in rounds that alternate between an owner with `--http`, which is scraped every second,
-and an owner without it; the ratio is the median over the rounds. The limits are those that the
-project aims at.
+The store is owned by `ritornello serve`; this process is a client of it. `metrics_*`: requests of
+`/metrics`, one after another, over one connection. `idle_share`: CPU time of the owner's process as
+a share of one core, without requests. `idle_share_empty`: this share for a store without pages,
+which the owner does not scrub. `scraped_share`: this share with a request of `/metrics` every
+second. `probe_*`: lookups of 256 stored pages by the client, in rounds that alternate between an
+owner with `--http`, which is scraped every second, and an owner without it; the ratio is the median
+over the rounds. The text output names the project's aims, which are upper limits.
 """
 
 import argparse

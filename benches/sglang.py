@@ -12,11 +12,11 @@ Operations:
 
     put           until the calls return: then the file backend's bytes are in the page cache,
                   Ritornello's are on the disk
-    put_synced    the same, then made durable: `fsync` of every file, or `flush`
+    put_synced    `put`, then the bytes are made durable: `fsync` of every file, or `flush`
     get_cold      the file backend's files are dropped from the page cache before; Ritornello does
                   not use the page cache
-    transfer_cold the same pages, dropped from the page cache again, in one SGLang operation of all
-                  batches (`_page_transfer`); Ritornello reads the next batch ahead
+    transfer_cold the pages of `get_cold`, dropped from the page cache again, in one operation of
+                  SGLang for all batches (`_page_transfer`); Ritornello reads the next batch ahead
     exists        `batch_exists` of the keys of 128 stored pages
 
 `disk` is the limit in the same rounds: four threads move the pool's memory in direct operations of

@@ -3,9 +3,9 @@
     build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json [FILE]]
 
 Chunks go from a host tier in memory to the tier's storage and back, and are compared. Systems take
-turns within a round, and a figure is the median of the rounds; of `lookup`, the median of 20
-lookups in each round. `lookup`: time on the scheduler's thread for each key (`us_per_key`) and in
-all (`p50_us`), for requests of at most 256 stored keys.
+turns within a round. A figure is the median of the rounds; a figure of `lookup` is the median of
+all lookups, 20 in each round. `lookup`: time on the scheduler's thread for each key (`us_per_key`)
+and in all (`p50_us`), for requests of at most 256 stored keys.
 `wall_us`: time until a request has all its answers, if its lookups are repeated without a pause.
 `submit_us`: CPU time of one job on the scheduler's thread; its wall time is longer if threads that
 move bytes use the cores. `disk` is the limit in the same rounds: four threads move the same number
@@ -73,7 +73,7 @@ def ours(folder: Path, host: Host, rounds: int = 1) -> Any:
     )
     assert tier._tier is not None, (vllm_config, kv_cache_config)
     assert tier._tier._rows is not None
-    # Without an engine the weights cannot change.
+    # Do not look for changed weights: without an engine the weights cannot change.
     tier._tier._guard = None
     if host.kind == "shm":
         print(f"staged: {tier._tier._rows.staged}", file=sys.stderr)

@@ -30,8 +30,8 @@ from servers.loop_device import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-# "to sum": the rate before it, divided by the sum of the disks' rates, which the last two columns
-# show in GiB/s.
+# "to sum": the rate in the column before, divided by the sum of the disks' rates. The last two
+# columns are this sum for writes and for reads, in GiB/s.
 COLUMNS = ("disks", "calls of", "put GiB/s", "to sum", "get GiB/s", "to sum", "sum, write", "read")
 # Size of the loop devices: `SPACE` times `--total`, divided equally, plus `DEVICE_MIB` MiB for
 # each device.

@@ -15,7 +15,7 @@ BYTES_MAX = 1 << 30
 # Numbers of blocks, each with one page, that a move copies; at most all blocks of the KV memory.
 BLOCKS = (64, 512, 4096)
 # "kernel:N" moves by a kernel on N blocks of threads, "copies" by the copy engines. With "auto" the
-# pool chooses between both for each move.
+# pool chooses between a kernel and the copy engines for each move.
 WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies", "auto")
 # Number of moves that are in flight together, so that launching a move overlaps with other moves.
 MOVES = 4
@@ -31,7 +31,7 @@ PAGES, BESIDE, PRODUCTS = 512, 16, 20
 
 @dataclass(frozen=True)
 class Copy:
-    """A way to copy all pages of one measurement, `times` times in one call of `run`."""
+    """A way to copy the pages of one measurement. One call of `run` copies them `times` times."""
 
     way: str
     direction: str
@@ -154,9 +154,9 @@ def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> No
 
 
 def interference(rig: Rig) -> Rows:
-    """Returns, for each way and direction of moves, the time of a matrix product alone, its time
-    during moves as a multiple of this time, and the rate of the moves. Returns no rows if the
-    device is emulated.
+    """Returns, for each way and direction of moves, the time of a matrix product alone, the time
+    of a product during moves as a multiple of the time alone, and the rate of the moves. Returns no
+    rows if the device is emulated.
     """
     if rig.emulated:
         return []

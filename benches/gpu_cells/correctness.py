@@ -9,8 +9,9 @@ import torch
 from benches.gpu_cells.rig import Memory, Rig, Row, Rows, bytes_of
 
 SEEDS = 20
-# Lengths of a piece, in bytes. The last three need the kernels of narrower words. In `WAYS`,
-# kernel:N is a kernel on N blocks of threads, copies are the copy engines.
+# Lengths of a piece, in bytes. Pieces of 4104, 4100 and 4097 bytes need the kernels that move words
+# of 8, 4 and 1 bytes, all other pieces the kernels that move 16 bytes. In `WAYS`, kernel:N is a
+# kernel on N blocks of threads, copies are the copy engines.
 PIECES = (4096, 8192, 12_288, 24_576, 65_536, 73_728, 4104, 4100, 4097)
 WAYS = ("kernel:2", "kernel:4", "kernel:12", "copies")
 
@@ -66,7 +67,7 @@ def moves(rig: Rig) -> Rows:
 
 def by_layout(rows: Rows) -> Rows:
     """Returns a row for each layout: the number of combinations of a piece length and a way, and
-    the number of seeds, over all combinations, whose moves were wrong.
+    the number of combinations of a length, a way and a seed whose moves were wrong.
     """
     summaries: dict[str, Row] = {}
     for row in rows:

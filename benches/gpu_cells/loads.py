@@ -4,8 +4,8 @@ from benches.gpu_cells.rig import GIB, Rig, Row, Rows, Shape, Times
 from benches.gpu_cells.stored import PLACES, StoredPages, opened
 
 ROUNDS = 3
-# The two limits of an operation, by their names in `Rig.limits`: the device's link, and the medium
-# of the store. A store in memory is limited by the link only.
+# The two limits of an operation, by their names in `Rig.limits`: the device's link, and the disk of
+# the store. For a store in memory, both are the link.
 LIMITS = {
     ("memory", "put"): ("from device", "from device"),
     ("memory", "get"): ("to device", "to device"),

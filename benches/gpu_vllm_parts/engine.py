@@ -24,8 +24,8 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 ANSWER_TOKENS = 16
-# Tokens of an answer to a prompt that is sent together with others: it takes further blocks, and
-# vLLM preempts a request when no block is free.
+# Tokens of an answer to a prompt that is sent together with others. An answer of this length needs
+# further blocks, and vLLM preempts a request when no block is free.
 TOGETHER_TOKENS = 64
 # Saves of KV count as ended when the connector has written no bytes for this time.
 QUIET_SECONDS = 2.5
@@ -173,8 +173,8 @@ class Engine:
         prompt of `tokens` tokens, of the request that ended last.
         """
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
-        # Leave out the block of the last token: even if all other tokens were loaded, vLLM computes
-        # this token, in a shorter step than in a cold pass, which rounds differently.
+        # Leave out the block of the last token. vLLM computes this token even if all others were
+        # loaded, and the step is then shorter than in a cold pass, so it rounds differently.
         return self.digests((tokens - 1) // block)
 
     def written(self) -> float:

@@ -87,8 +87,8 @@ TOGETHER_PASSES = 5
 class Bench:
     """The model, the prompts, and the folders of the engines' files. `config`: the model's
     `config.json`. `prompts`: the name and the number of tokens of each prompt. `out`: the folder of
-    the report and the logs. `folder`: on the disk to measure. `weights`: the folder of the model.
-    `memory`: in /dev/shm. `deadline`: the end of the budget, of `time.monotonic`.
+    the report and the logs. `folder`: a folder on the disk to measure. `weights`: the folder of the
+    model. `memory`: a folder in /dev/shm. `deadline`: the end of the budget, of `time.monotonic`.
     """
 
     config: dict[str, Any]

@@ -14,8 +14,7 @@ from benches.gpu_vllm_parts.kinds import KINDS, Bench
 
 PARTS = Path(__file__).resolve().parent
 Answer = dict[str, Any]
-# The environment of processes; variables of the environment of `benches/gpu_vllm.py` have
-# precedence.
+# Variables that processes get, unless the environment of `benches/gpu_vllm.py` has other values.
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",

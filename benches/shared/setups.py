@@ -95,8 +95,8 @@ class Setup:
     history: int | None = None
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """Returns the measured lengths: all lengths if other set-ups are compared with this
-        set-up.
+        """Returns the measured lengths: all lengths if other set-ups are compared with this set-up,
+        otherwise `history`, or the longest length if `history` is None.
         """
         if self.name in (ALONE, HOST, OFFLOADING):
             return scale.histories

@@ -82,7 +82,7 @@ fn text_report_shows_the_selected_part() {
 }
 
 #[test]
-fn steady_report_has_figures_of_both_cases() {
+fn steady_report_has_figures_of_equal_and_mixed_sizes() {
     let dir = scratch();
     let words = ["bench", "store", "--steady", "--dir", text(dir.path()), "--total", "640MiB"];
     let answer = ritornello(&[&words[..], &["--segment-bytes", "16MiB", "--json"]].concat());

@@ -108,7 +108,7 @@ fn request_is_explained_by_the_id_that_the_engine_returned() {
 }
 
 #[test]
-fn arguments_without_or_with_both_questions_are_refused() {
+fn incomplete_or_conflicting_arguments_are_refused() {
     for (words, named) in [
         (&["explain", "/kv"][..], "--request"),
         (&["explain", "/kv", "--scope", "3f8a12bc"], "--keys"),
@@ -123,7 +123,7 @@ fn arguments_without_or_with_both_questions_are_refused() {
 }
 
 #[test]
-fn store_without_owner_is_not_owned_by_the_question() {
+fn store_without_owner_is_refused_unchanged() {
     let dir = scratch();
     let (store, prompt) = (dir.path().join("kv"), dir.path().join("prompt"));
     filled(&store);
@@ -138,7 +138,7 @@ fn store_without_owner_is_not_owned_by_the_question() {
         assert!(answer.err.contains("ritornello serve"), "{}", answer.err);
     }
     assert_eq!(before.len(), snapshot(&store).len());
-    assert!(before == snapshot(&store), "the question changed a file");
+    assert!(before == snapshot(&store), "`explain` changed a file");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn serve_waits_while_its_path_is_missing_briefly() {
     std::fs::rename(&dir, &away).unwrap();
     first.signal(Signal::KILL);
     first.child.wait().unwrap();
-    // Several checks of the owner fail in this time.
+    // `serve` tries every 100 ms to take over, and fails while its path is missing.
     std::thread::sleep(Duration::from_millis(500));
     filled(&next);
     std::fs::rename(&next, &dir).unwrap();

@@ -109,7 +109,7 @@ fn broken_trace_lines_fail_or_are_reported() {
 }
 
 #[test]
-fn each_half_starts_with_empty_store() {
+fn each_half_of_a_trace_starts_with_empty_store() {
     let dir = scratch();
     let path = dir.path().join("jump.jsonl");
     written(&path, &["[1,2]", "[1,2]", "[1,2]", "[1,2]"]);

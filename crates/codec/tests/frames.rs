@@ -31,7 +31,7 @@ fn cases() -> Vec<(Codec, SliceShape, Vec<u8>)> {
     // 1,500 is not a multiple of 64, the numbers in a group.
     add(Codec::Split, bf16, opaque, numbers(bf16, 1500, &mut random));
     add(Codec::Split, fp16, opaque, numbers(fp16, 1500, &mut random));
-    // A block whose exponents are far from each other is coded, not windowed.
+    // A block whose exponents are far from each other gets codebook codes, not window codes.
     let spread = |random: &mut Random, count: usize| -> Vec<u8> {
         let exponent = |random: &mut Random| 60 + 13 * (random.next() % 12) as u16;
         let number = |random: &mut Random| exponent(random) << 7 | random.next() as u16 & 0x807f;

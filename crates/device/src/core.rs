@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Maximum events that exist. Each move in flight uses one, each copy of a pool's table, and each
-/// mark of an engine's stream ([`crate::Device::mark`]) until its last reference is dropped.
+/// Maximum events that exist. Each move in flight, each copy of a pool's table and each mark of an
+/// engine's stream ([`crate::Device::mark`]) uses one. A mark lasts until its last reference is
+/// dropped.
 const EVENTS_MAX: usize = 4096;
 /// Interval at which a thread asks the driver whether an event is complete: the driver offers no
 /// wait with a deadline.
@@ -25,7 +26,7 @@ pub(crate) struct Stream(usize);
 impl Stream {
     /// The stream of all gathers.
     const SAVE: Self = Self(0);
-    /// The streams of scatters. With two, the device prepares one move while it copies another.
+    /// The streams of scatters: two, so that the device prepares one move while it copies another.
     const LOADS: [Self; 2] = [Self(1), Self(2)];
 
     pub(crate) fn index(self) -> usize {
@@ -60,7 +61,7 @@ impl Core {
             let priority = if is_save { Priority::Low } else { Priority::High };
             streams[at] = driver.create_stream(priority).inspect_err(|_| {
                 for stream in &streams[..at] {
-                    // SAFETY: created by an earlier round.
+                    // SAFETY: created by an earlier iteration of the loop, and not used.
                     unsafe { driver.destroy_stream(*stream) };
                 }
             })?;
@@ -181,7 +182,7 @@ impl Drop for Core {
             return;
         }
         for event in self.events.get_mut().free.drain(..) {
-            // SAFETY: created by `event`; no `Event` exists.
+            // SAFETY: created by `event`. No `Event` exists, because each refers to its `Core`.
             unsafe { self.driver.destroy_event(event) };
         }
         for stream in self.streams {

@@ -297,8 +297,8 @@ impl Device {
 }
 
 /// The numbers below `count`, a power of two of at least eight, in an order in which neighbours are
-/// not consecutive. The copy engines may move pieces as one if they are adjacent in both memories,
-/// and the pieces of a page are adjacent in its slot only.
+/// not consecutive. The copy engines may move pieces as one if they are adjacent in host memory and
+/// in device memory; the pieces of a page are adjacent in its slot only.
 fn scattered(count: u32) -> Vec<u32> {
     debug_assert!(count.is_power_of_two());
     (0..count).map(|number| number.wrapping_mul(37) % count).collect()

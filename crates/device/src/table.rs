@@ -45,7 +45,7 @@ impl Drop for TableMemory {
         if !core.can_free() {
             return;
         }
-        // SAFETY: moves in flight hold references to tables.
+        // SAFETY: moves in flight hold references to tables, and tables to the memory they use.
         if let Err(error) = unsafe { core.driver().free(self.base) } {
             tracing::warn!(%error, "the tables of moves could not be freed on the device");
         }

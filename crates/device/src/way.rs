@@ -7,17 +7,18 @@ use std::time::Duration;
 /// more than three times the 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs busy.
 const SCATTER_GRID: u32 = 4;
 /// Number of blocks of 1,024 threads of a launch from the device. On an H200, two blocks move as
-/// many bytes as four, because writes to host memory wait for no answer. Four made matrix products
-/// beside them take up to 1.8 times as long, and two 1.05 times (docs/benchmarks/gpu.md).
+/// many bytes as four, because writes to host memory wait for no answer. Matrix products during
+/// moves took up to 1.8 times as long as alone with four blocks, and 1.05 to 1.16 times with two
+/// (docs/benchmarks/gpu.md).
 const GATHER_GRID: u32 = 2;
 /// Minimum length of a piece in bytes for which the copy engines count as faster than a kernel, if
 /// the pool has no measurement. Shorter pieces are moved by the copy engines only if these take at
 /// most [`SHORT_SHARE`] of the kernel's time.
 const COPY_FROM: u64 = 128 << 10;
-/// The copy engines move short pieces only if their measured time is at most this part of the
-/// kernel's. It is less than 1, because the copy engines are slower in loads than in the
-/// measurement: on an H200 some loads of pieces of 32 KiB took twice as long by them as by a
-/// kernel.
+/// Maximum measured time of the copy engines, as a part of the kernel's time, at which the copy
+/// engines move short pieces. The part is less than 1, because the copy engines are slower in loads
+/// than in the measurement: on an H200 some loads of pieces of 32 KiB took twice as long by the
+/// copy engines as by a kernel.
 const SHORT_SHARE: f64 = 0.8;
 
 /// How bytes are moved.
@@ -33,7 +34,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// The kernel, as pools use it for moves in `direction`.
+    /// A kernel, with the number of blocks that pools use for moves in `direction`.
     #[must_use]
     pub const fn kernel(direction: Direction) -> Self {
         match direction {
@@ -82,8 +83,8 @@ impl Ways {
     }
 
     /// Adds a measurement. The measurement of a move's direction with the nearest number of pieces
-    /// decides its way: the copy engines if they were not slower than a kernel, and, with pieces
-    /// shorter than 128 KiB on average, took at most 0.8 of its time.
+    /// decides its way: the copy engines if they took at most the kernel's time, or, with pieces
+    /// shorter than 128 KiB on average, at most 0.8 of the kernel's time.
     pub fn add(&mut self, measured: Measured) {
         let at = self.measured.partition_point(|other| other.pieces < measured.pieces);
         self.measured.insert(at, measured);
@@ -114,7 +115,7 @@ impl Ways {
         }
     }
 
-    /// The measurement in this direction whose number of pieces is nearest by ratio.
+    /// The measurement in this direction whose number of pieces is nearest to `pieces` by ratio.
     fn nearest(&self, direction: Direction, pieces: usize) -> Option<&Measured> {
         let ratio = |measured: &&Measured| {
             let (a, b) = (measured.pieces.max(1) as f64, pieces.max(1) as f64);

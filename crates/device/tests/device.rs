@@ -205,7 +205,7 @@ fn calls_per_section_do_not_grow_with_blocks() {
             // SAFETY: nothing else accesses slots or tensors.
             let ticket = unsafe { device.submit(&table, part, None, None) }.unwrap();
             assert!(ticket.wait(soon()).unwrap());
-            // The first section copies the table to the device.
+            // The first move also queues the copy of the table to the device.
             let expected = if section == 0 { 3 } else { 2 };
             assert_eq!(emulated.calls() - calls, expected, "{pages} pages, section {section}");
             assert_eq!(emulated.launches() - launches, 1);
@@ -300,8 +300,8 @@ fn save_is_complete(is_marked: bool) -> bool {
     // SAFETY: the stream exists.
     let after = is_marked.then(|| unsafe { rig.device.mark(stream) }.unwrap());
     let table = rig.table(&slots, &[1], Direction::Gather);
-    // SAFETY: the move reads after the kernel if the kernel is marked; else the test expects that
-    // the move reads too early.
+    // SAFETY: if the kernel is marked, the move reads after it; if not, the test expects that the
+    // move reads too early.
     let ticket = unsafe { rig.device.submit(&table, rig.whole(), after, None) }.unwrap();
     if is_marked {
         assert!(!ticket.wait(Instant::now() + DELAY).unwrap());
@@ -332,7 +332,7 @@ fn load_ends_while_an_earlier_load_waits_for_the_engine() {
     let [first, second] = [0, 1].map(|at| rig.table(&slots[at], &[at as u32], Direction::Scatter));
     // SAFETY: the moves have different blocks, which nothing else accesses.
     let first = unsafe { rig.device.submit(&first, rig.whole(), Some(after), None) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: as for `first`.
     let second = unsafe { rig.device.submit(&second, rig.whole(), None, None) }.unwrap();
     assert!(second.wait(soon()).unwrap());
     assert!(!first.wait(Instant::now()).unwrap());
@@ -429,7 +429,7 @@ fn failed_device_reports_every_move_and_keeps_memory() {
         let slots = rig.slots(6, 0x11);
         let table = rig.table(&slots, &[0, 1, 2, 3, 4, 5], Direction::Scatter);
         rig.emulated.faults().delay_moves(Duration::from_millis(5));
-        // With kernels the first move is the copy of the table.
+        // The third of the six moves fails. With kernels the copy of the table counts as a move.
         rig.emulated.faults().fail_after(if choice == KERNEL { 3 } else { 2 });
         let reports = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let tickets: Vec<MoveTicket> = (0..6)

@@ -30,7 +30,7 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
 /// check the key's length.
 #[must_use]
 pub fn parse_key(digits: &str) -> Option<Vec<u8>> {
-    // `from_str_radix` accepts a sign.
+    // Check each digit here, because `from_str_radix` accepts a sign.
     if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }

@@ -32,7 +32,7 @@ impl FromStr for ScopeId {
     /// Parses 32 hexadecimal digits; `Invalid` for other text.
     fn from_str(text: &str) -> Result<Self> {
         let invalid = || Error::invalid("a scope's id is 32 hexadecimal digits");
-        // `from_str_radix` accepts a sign.
+        // Check each digit here, because `from_str_radix` accepts a sign.
         if text.len() != 32 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(invalid());
         }
@@ -165,7 +165,7 @@ impl Scope {
     }
 
     /// The digest of the identity. A scope whose page length cannot be resolved has an id that no
-    /// scope with a resolved length has, but no store registers it.
+    /// scope with a resolved length has, but no store registers such a scope.
     #[must_use]
     pub fn id(&self) -> ScopeId {
         let digest = blake3::derive_key(CONTEXT, &self.identity());
@@ -504,8 +504,7 @@ mod tests {
         ];
         let mut ids: Vec<ScopeId> = unresolved.iter().map(Scope::id).collect();
         assert!(unresolved.iter().all(|scope| scope.resolved_page_bytes().is_err()));
-        // A scope whose resolved length has the same value as the given length of an unresolved
-        // scope.
+        // This scope's resolved length is 1, the given length of the first unresolved scope.
         ids.push(Scope { page_bytes: Some(1), layout: "mine".into(), ..llama() }.id());
         ids.push(llama().id());
         let all = ids.len();

@@ -5,7 +5,7 @@ use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
 use std::collections::HashMap;
 
-/// Bytes after which the copy is synced, so that few changes wait in the memory of `to`.
+/// Bytes after which the copy is synced, so that few of its changes wait in memory.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// The result of [`copy`].

@@ -52,7 +52,7 @@ mod tests {
     use ritornello_format::{ScopeSlot, SegmentId};
 
     #[test]
-    fn holes_are_not_held() {
+    fn live_extents_leave_out_holes() {
         let extent = |start, units| Extent { segment: SegmentId(1), start, units };
         let (a, none) = (PageHash([1; 16]), PageHash::NONE);
         let mut view = RunView {

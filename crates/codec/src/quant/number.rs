@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn finite_numbers_roundtrip_and_others_round() {
+    fn finite_numbers_roundtrip_and_numbers_between_are_rounded() {
         check::<Bf16>();
         check::<Fp16>();
         assert_eq!(Bf16::widen(0x3f80), 1.0);

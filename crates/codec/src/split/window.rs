@@ -105,8 +105,8 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
     }
 }
 
-/// Whether at most one in [`ESCAPES`] exponents of the middle one of `groups`, the groups of a
-/// strip, is outside the window that begins at exponent `first`.
+/// Whether the window that begins at exponent `first` suits a strip of `groups`: at most one in
+/// [`ESCAPES`] exponents of the strip's middle group is outside the window.
 #[inline(always)]
 fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];

@@ -100,7 +100,7 @@ impl Cuda {
         };
         // The driver starts threads, so it must not be unloaded.
         let library: &'static Library = Box::leak(Box::new(library));
-        // SAFETY: leaked, and the caller vouches for its functions.
+        // SAFETY: `library` is leaked, and the caller vouches for its functions.
         let symbols = unsafe { Symbols::resolve(library) }?;
         let (mut version, mut count) = (0, 0);
         // SAFETY: the pointers lead to local variables.

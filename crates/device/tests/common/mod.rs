@@ -49,8 +49,8 @@ pub fn shapes(word: u32) -> impl Strategy<Value = Shape> {
     )
 }
 
-/// Memory whose first byte has an address that is a multiple of 4 KiB. All bytes are poisoned:
-/// they depend on their position.
+/// Memory whose first byte has an address that is a multiple of 4 KiB. The initial value of each
+/// byte depends on its position ([`poison`]).
 pub struct Memory {
     bytes: Vec<u8>,
     skip: usize,

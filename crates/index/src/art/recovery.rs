@@ -75,9 +75,9 @@ fn attempt(dir: &Path, options: ArtOptions, recovered: ArtRecovered) -> Result<A
     index.reconcile(recovered)
 }
 
-/// Fields of a run's record, and what [`ArtIndex::verify`] has found of the run in chunks and
-/// links: numbers of pages and of pages that exist, the last hash, and whether its parent links to
-/// it.
+/// Fields of a run's record, and what [`ArtIndex::verify`] has found in the chunks and links of the
+/// run: the number of pages, the number of pages that are not holes, the last hash, and whether a
+/// link attaches the run to its parent.
 #[derive(Debug)]
 struct Found {
     scope: ScopeSlot,

@@ -68,7 +68,7 @@ pub(super) fn sync_may_nest_in_data_sync(persistent: &PersistentIndex) {
     let sync_data = || {
         persistent.insert(2);
         persistent.index.sync()?;
-        assert_eq!(persistent.generations(), [1, 2], "the inner sync makes its records durable");
+        assert_eq!(persistent.generations(), [1, 2], "a sync in `sync_data` makes both durable");
         persistent.insert(3);
         Ok(())
     };

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Operations per window, the section of the operations for which one [`Mix`] is counted. With
+/// Operations per window, the consecutive operations for which one [`Mix`] is counted. With
 /// fewer than a few thousand operations the mix is mostly noise.
 const WINDOW: u64 = 4096;
 /// Maximum windows over which a decision averages the mix. After a shift of the mix, earlier
@@ -25,8 +25,8 @@ const CONFIRM: usize = 2;
 /// Distance of a window's mix from the mix of the last decision ([`Mix::distance`]) above which the
 /// window counts towards a shift.
 const SHIFT: f64 = 0.15;
-/// Share of the current cost that a new setting must save. A smaller predicted saving may be an
-/// error of the cost model.
+/// Share of the cost of the current target setting that a new target must save. A smaller predicted
+/// saving may be an error of the cost model.
 const GAIN: f64 = 0.1;
 /// Factor by which the tree must grow or shrink before the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;

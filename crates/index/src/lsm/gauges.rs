@@ -32,7 +32,7 @@ pub(super) struct Gauges {
     pub(super) budget: AtomicU64,
     /// Bytes of batches written since the index was opened.
     pub(super) appended: AtomicU64,
-    /// Bytes of those batches that are durable.
+    /// The value of `appended` up to which all batches are durable.
     pub(super) synced: AtomicU64,
     pub(super) runs: AtomicU64,
     pub(super) pages: AtomicU64,

@@ -67,8 +67,8 @@
 //! * The index cannot be opened in a forked child of a process that has opened an index `lsm` or a
 //!   residency index `lsm`.
 //! * A full disk poisons the index: open the store again once there is room.
-//! * After damage, the next open copies the recoverable runs, which temporarily takes the same
-//!   space again.
+//! * After damage, the next open copies the recoverable runs into a new database. Until the copy is
+//!   complete, the damaged and the new database take space.
 
 mod claim;
 mod controller;

@@ -47,12 +47,12 @@ pub struct LsmRecovered {
     pub dropped_runs: u64,
 }
 
-/// While runs are copied into a new database, it is synced when more than this number of its bytes
-/// is not synced.
+/// Unsynced bytes above which a new database is synced while the runs of a damaged database are
+/// copied into it.
 const SYNC_BYTES: u64 = 1 << 20;
 
 /// Maximum bytes of each file that RocksDB writes and does not need at the next open: its messages,
-/// its identity and the record of its options (36 KiB). Its messages exceed their limit of 64 KiB
+/// its identity and the record of its options (36 KiB). The messages exceed their limit of 64 KiB
 /// by at most the header that each open writes.
 const UNNEEDED_BYTES_MAX: u64 = 256 << 10;
 

@@ -138,7 +138,8 @@ impl LsmIndex {
         let mut removals: HashMap<RunId, (u16, Record)> = HashMap::new();
         let mut open: Vec<(RunId, u16)> = cuts.into_iter().collect();
         while let Some((run, keep)) = open.pop() {
-            // The children of pages `end` and later are in `open` or `removals` already.
+            // If an earlier step of this loop cut the run at `end`, it has listed the children of
+            // pages `end` and later.
             let end = match removals.get_mut(&run) {
                 Some((known, _)) if *known <= keep => continue,
                 Some((known, _)) => std::mem::replace(known, keep),
@@ -216,7 +217,7 @@ fn cut_one(
     let whole = gone >= record.live;
     let from = if whole { 0 } else { keep };
     let extents = held(&record.place, &hashes, from.into());
-    // The pages before `keep` have no hash here.
+    // Remove the first `keep` entries, which stand for the pages that stay.
     hashes.drain(..usize::from(keep).min(hashes.len()));
     let (scope, pages) = (record.scope, gone.into());
     let removed = Removed { run, scope, pages, hashes, whole, extents };

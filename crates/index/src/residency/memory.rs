@@ -105,8 +105,8 @@ impl Residency for MemoryResidency {
 
     fn stats(&self) -> ResidencyStats {
         let map = self.0.lock();
-        // A leaf of a `BTreeMap` has room for eleven entries. The holders of most pages fit one
-        // leaf.
+        // Count one leaf of a `BTreeMap` for each page: a leaf has room for eleven entries, which
+        // suffice for the holders of most pages.
         let page = size_of::<(ScopeSlot, PageHash, Holders)>() + 1 + 11 * size_of::<Holder>();
         let memory_bytes = (map.len() * page * 8 / 7) as u64;
         ResidencyStats { pages: map.len() as u64, memory_bytes, ..ResidencyStats::default() }

@@ -54,7 +54,7 @@ type ScopeNumber = u64;
 #[derive(Debug, Default)]
 struct Run {
     scope: ScopeNumber,
-    /// Number of pages that are not holes; zero in a record without a run.
+    /// Number of pages that are not holes; zero in an entry of [`Runs`] that holds no run.
     live: u16,
     spans: Spans,
     /// The hashes; [`PageHash::NONE`] for holes. The last page is not a hole.
@@ -305,7 +305,8 @@ impl Runs {
         }
     }
 
-    /// Changes the sets of pages of a run, and removes the pages that then have no holders.
+    /// Changes the sets of holders of the pages in `range` of a run, and removes those of the pages
+    /// that then have no holders.
     fn change(
         &mut self,
         number: Number,

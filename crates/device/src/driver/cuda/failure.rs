@@ -29,14 +29,14 @@ const FAILURES: [Code; 17] = [
 ];
 
 /// Time for which every query must fail before the context counts as failed. The engine's calls
-/// fail in this time too, so it uses no block to which a copy may still write.
+/// fail in this time too, so the engine uses no block to which a copy may still write.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Whether a context has failed, as far as its calls have shown.
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     has_failed: AtomicBool,
-    /// Since when every query fails that succeeds in a working context.
+    /// Since when every query has failed of an event whose query succeeds in a working context.
     silent_since: Mutex<Option<Instant>>,
 }
 
@@ -53,7 +53,7 @@ impl Failure {
         code
     }
 
-    /// Notes whether a query succeeded that succeeds in a working context.
+    /// Notes whether the query of an event succeeded whose query succeeds in a working context.
     pub(super) fn note_query(&self, succeeded: bool) {
         let mut since = self.silent_since.lock();
         if succeeded {
