@@ -18,7 +18,7 @@ BLANK = 0x77
 
 @contextmanager
 def opened(rig: Rig, place: str, capacity: int) -> Iterator[Store]:
-    """Opens a new store of `capacity` bytes, and removes it at the end."""
+    """Opens a new store of `capacity` bytes, and removes it when the context ends."""
     in_memory = Path(f"/dev/shm/ritornello-gpu-{os.getpid()}")
     folder = in_memory if place == "memory" else rig.folder / "store"
     store = Store.open(folder, capacity)

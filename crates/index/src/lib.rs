@@ -249,8 +249,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails
-    /// too. Errors of `sync_data`: the backend `run` then writes no record that depends on it. In
-    /// the backend `run`, `Retry` if the file system has no room: a later sync writes the records.
+    /// too. Errors of `sync_data`: the backend `run` then writes no record whose data may not be
+    /// durable. In the backend `run`, `Retry` if the file system has no room: a later sync writes
+    /// the records.
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
     /// Reduces the size of the files, if necessary; does nothing in `memory` and `art`. Does I/O

@@ -88,8 +88,9 @@ impl ArtIndex {
     }
 
     /// Truncates run `run` after `keep` pages. First removes the descendants of the pages after
-    /// this cut, leaves before their parents, so that no page is ever present without the pages
-    /// before it. Stops if Holt fails to apply a batch, which poisons the index.
+    /// this cut, leaves before their parents, so that a crash leaves no page without the pages
+    /// before it. Skips runs that are damaged or cannot be read. Stops if Holt fails to apply a
+    /// batch, which poisons the index.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
         let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
         let mut removed = Vec::with_capacity(removals.len());

@@ -117,7 +117,7 @@ pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
 }
 
 enum OpenFailure {
-    /// The open was refused: the files are unchanged, and are not known to be damaged.
+    /// The open was refused, and the files are not known to be damaged.
     Refused(Error),
     /// The database is damaged: a repair may recover runs.
     Damage(Box<dyn std::error::Error + Send + Sync>),

@@ -131,8 +131,8 @@ impl Sets {
             Some(name) => *name,
             None => self.name(holders.into()),
         };
-        // Add the pages to the new set before the old set is released: both may be the same set,
-        // which must not be freed in between.
+        // Add the pages to the new set before the old set is released: if the new set is the old
+        // set, it must not be freed in between.
         if let Some(entry) = self.entries.get_mut(new as usize).filter(|_| new != EMPTY) {
             entry.pages += pages;
         }

@@ -212,9 +212,9 @@ impl RunResidency {
         self.disk_bytes.store(journal.length + older, Ordering::Relaxed);
     }
 
-    /// Appends one batch of runs to the journal, starting at number `run`, and advances `run` past
-    /// the batch. Returns `false` if no run is left. Holds the writers' lock, so that the journal
-    /// has the copy of a run before every later change of the run.
+    /// Appends one batch of runs to the records that wait to be written, starting at number `run`,
+    /// and advances `run` past the batch. Returns `false` if no run is left. Holds the writers'
+    /// lock, so that the copy of a run precedes every later change of the run.
     fn copy(&self, run: &mut Number) -> bool {
         let mut pending = self.pending.lock();
         let runs = self.runs.read();
