@@ -9,10 +9,10 @@ Each benchmark runs in its engine's own environment (`make vllm`, `make sglang`,
 writes rows with `system`, `object_bytes`, `op`, and some of `mb_s`, `p50_us` and `cpu_s_gib`
 (seconds of processor time per GiB). A benchmark that uses several kinds of memory names the kind of
 each row as `memory`. This script adds `engine`, `to_own` and `to_disk` to each row. `to_own` is the
-row's rate divided by the fastest rate of the engine's own storage, `to_disk` its rate divided by
-the fastest rate of the disk's limit, for the same operation on objects of the same size in the same
-memory. Both ratios are null for rows of the engine's own storage, of the disk's limit, or without
-a rate. A ratio is also null if no row has the rate by which it divides.
+row's rate divided by the fastest rate of the engine's own storage, `to_disk` the row's rate divided
+by the fastest rate of the disk's limit. The rates are of the same operation on objects of the same
+size in the same memory. Both ratios are null for rows of the engine's own storage, of the disk's
+limit, or without a rate. A ratio is also null if no row has the rate by which it divides.
 """
 
 import argparse

@@ -83,8 +83,8 @@ impl Ways {
     }
 
     /// Adds a measurement. The measurement of a move's direction with the nearest number of pieces
-    /// decides its way: the copy engines if they took at most the kernel's time, or, with pieces
-    /// shorter than 128 KiB on average, at most 0.8 of the kernel's time.
+    /// decides the move's way: the copy engines, if their time was at most the kernel's time. With
+    /// pieces shorter than 128 KiB on average the limit is 0.8 of the kernel's time.
     pub fn add(&mut self, measured: Measured) {
         let at = self.measured.partition_point(|other| other.pieces < measured.pieces);
         self.measured.insert(at, measured);

@@ -91,9 +91,9 @@ impl LsmIndex {
         }
     }
 
-    /// In one batch: keeps only the leading pages of each run in `cuts`, as many as `cuts` says;
-    /// removes all runs that descend from the removed pages; and removes the pages in `holes`,
-    /// which leave holes.
+    /// Makes three changes in one batch. Truncates each run in `cuts` after the number of pages
+    /// that `cuts` says. Removes all runs that descend from the removed pages. Removes the pages in
+    /// `holes`, which leave holes; a run without other pages is removed whole.
     pub(super) fn cut(
         &self,
         writer: &mut Writer,

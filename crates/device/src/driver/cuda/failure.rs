@@ -36,7 +36,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     has_failed: AtomicBool,
-    /// Since when every query has failed of an event whose query succeeds in a working context.
+    /// Time of the first failure since the last success reported to [`Failure::note_query`].
     silent_since: Mutex<Option<Instant>>,
 }
 
@@ -53,7 +53,7 @@ impl Failure {
         code
     }
 
-    /// Notes whether the query of an event succeeded whose query succeeds in a working context.
+    /// Notes whether a query succeeded. The query must be one that succeeds in a working context.
     pub(super) fn note_query(&self, succeeded: bool) {
         let mut since = self.silent_since.lock();
         if succeeded {
