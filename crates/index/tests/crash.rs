@@ -22,9 +22,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Replaces each operation that writes several journal records, because a crash could otherwise
-/// recover a state in the middle of the operation: a removal by the removal of one page, the drop
-/// of a scope by a sync. A reopening and a crash become syncs, too.
+/// Replaces operations that write several journal records, because a crash could leave a state in
+/// the middle of such an operation: a removal becomes the removal of one page, and the drop of a
+/// scope becomes a sync. A reopening and a crash become syncs, too.
 fn single(op: Op) -> Op {
     match op {
         Op::Remove { scope, path, at, .. } => Op::Remove { scope, path, at, count: 1 },
@@ -61,8 +61,8 @@ fn checkpoint_while(
     *recorder.pause.lock() = None;
 }
 
-/// Checks that the index opened on each recorded disk has one of the states `past`, and keeps it
-/// after a sync and a checkpoint.
+/// Checks that the index opened on each recorded disk has one of the states `past`, and has the
+/// same state after a sync, a checkpoint and a power loss.
 fn check_crashes(recorder: &Recorder, past: &[Moment], what: &dyn Debug) {
     for disk in recorder.crashes.lock().drain(..) {
         let index = open(&disk);

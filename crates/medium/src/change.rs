@@ -19,8 +19,9 @@ impl Change {
         }
     }
 
-    /// Applies the parts that survive a power loss: each 4 KiB of a write is kept, lost, or torn
-    /// into 512-byte sectors that are kept or lost individually; other changes are kept or lost.
+    /// Applies to `file` the parts of this change that survive a power loss. Each 4 KiB of a write
+    /// is kept, lost, or torn into 512-byte sectors that are kept or lost individually. Any other
+    /// change is kept or lost as a whole.
     pub(crate) fn survive(&self, file: &mut Sparse, chance: &mut Chance) {
         let Self::Write { offset, bytes } = self else {
             if chance.keep() {

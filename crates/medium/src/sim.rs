@@ -134,8 +134,8 @@ impl SimDisk {
     /// syncs report success, and a crash loses the data. `seed` decides which sectors reached the
     /// disk nevertheless, from none to all of them.
     ///
-    /// Stricter than Linux in one respect: a later write to a dropped page of the page cache does
-    /// not write the rest of that page.
+    /// The simulation is stricter than Linux in one respect: a later write to a dropped page of the
+    /// page cache does not write the rest of that page.
     pub fn fail_next_sync(&self, part: impl Into<String>, seed: u64) {
         self.state.lock().failing_sync = Some(FailingSync { part: part.into(), seed });
     }

@@ -104,7 +104,8 @@ impl Client {
         if let Some(Keys::Listed(keys)) = request.keys() {
             check_keys(keys)?;
         }
-        // An owner closes the connection at an unknown request, as an owner that ends does.
+        // Do not send a request that the owner's version does not know: the owner would close the
+        // connection, as if it had ended.
         let asks_why = matches!(
             request,
             Request::Explain { .. } | Request::Decisions { .. } | Request::ExplainRequest { .. }

@@ -51,14 +51,14 @@ struct FailedSearch {
     /// Time after `at` during which calls fail without another search.
     pause: Duration,
     /// Whether the search failed because the owner reopens the store, or because this process could
-    /// not open it. Otherwise the owner is silent.
+    /// not open the store; `false` if the search failed because the owner is silent.
     reopening: bool,
 }
 
 /// The right to change the membership, which one thread at a time has. A call that searches for a
 /// new owner holds the guard during the search. Other calls wait for the guard, and then use the
-/// new owner, or fail like the search. If the last search found a store that is being reopened,
-/// they do not wait, and fail immediately.
+/// new owner, or fail with the error of the search. If the last search found a store that is being
+/// reopened, other calls do not wait for the guard, and fail immediately.
 pub(crate) struct ChangeGuard<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,

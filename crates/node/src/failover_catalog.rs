@@ -78,7 +78,7 @@ impl FailoverCatalog {
 
     /// Sends a request to the core of this process. Returns `None` unless this process owns the
     /// store and is not leaving it. The probes and gets of the owner's process take this path.
-    /// Unlike [`Self::call_owner`], it does not return the membership that answered.
+    /// Only [`Self::call_owner`] also returns the membership that answered.
     fn ask_own_core(&self, request: &Request<'_>) -> Option<Result<Response>> {
         if self.membership.is_leaving() {
             return None;
@@ -162,7 +162,8 @@ impl FailoverCatalog {
 impl Catalog for FailoverCatalog {
     fn call(&self, request: &Request<'_>) -> Result<Response> {
         self.process.check()?;
-        // The thread of `crate::heal` sends kept reports, so that a call costs no message.
+        // Keep a report: the thread of `crate::heal` sends it later, so that this call costs no
+        // message.
         if self.reports.keep(request) {
             return Ok(Response::Done);
         }
@@ -235,8 +236,8 @@ fn last_figures(
     Some((stats, Arc::clone(membership)))
 }
 
-/// Whether `response` acknowledges any put or delete. Its request has the effect
-/// [`Effect::Acknowledges`].
+/// Whether `response`, to a request with the effect [`Effect::Acknowledges`], acknowledges any put
+/// or delete.
 fn acknowledges(response: &Response) -> bool {
     match response {
         // If runs were granted, their commit acknowledges the put. Otherwise no commit follows, and
@@ -392,7 +393,7 @@ struct FlushMark {
     /// Number of the earliest owner epoch with an acknowledgement that no flush has covered.
     owner: Option<u32>,
     /// Number of acknowledgements so far that were not durable. If the number grew during a flush,
-    /// the flush does not cover the new acknowledgements.
+    /// all acknowledgements count as not covered by the flush.
     changes: u64,
 }
 
@@ -411,8 +412,8 @@ impl Unflushed {
         *self.0.lock()
     }
 
-    /// Records that a flush has covered all acknowledgements up to `mark`. If one was added after
-    /// `mark` was taken, all of them stay uncovered.
+    /// Records that a flush which began at `mark` has succeeded. The flush covers all
+    /// acknowledgements, or none of them if one was added after `mark` was taken.
     fn complete_flush(&self, mark: FlushMark) {
         let mut now = self.0.lock();
         if *now == mark {

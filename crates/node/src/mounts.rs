@@ -58,12 +58,12 @@ pub(crate) struct Mounts {
 /// The mount that a path leads to now, compared with an earlier time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The same mount as before.
+    /// The mount that the path led to at the earlier time.
     Same,
-    /// A mount that was made since then.
+    /// A mount that was made after the earlier time.
     New,
-    /// A mount that existed before: the earlier mount was removed, and the path now leads to the
-    /// file system below its mount point.
+    /// Another mount that existed at the earlier time: the mount that the path led to was removed,
+    /// and the path now leads to the file system below its mount point.
     Below,
     /// The kernel does not report the mount.
     Unknown,
@@ -72,7 +72,8 @@ pub(crate) enum Place {
 impl Mounts {
     /// Returns the current mounts, with the mount that `path` leads to.
     pub(crate) fn around(path: &Path) -> Self {
-        // Read the table last, so that it lists the mount unless the mount was removed in between.
+        // Read the table of mounts after the mount's number, so that the table lists the mount,
+        // unless the mount was removed between the two reads.
         let number = mount_number(path);
         Self::of(number, &std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
     }

@@ -1,11 +1,11 @@
 //! Asks for the state of a store without opening the store.
 //!
-//! An observer never takes the store's lock, so it never becomes the owner, and it has no name
+//! An observer never takes the store's lock, so it never becomes the owner. An observer has no name
 //! under `clients/`, so it does not count as a client, and holds no lease or reservation. It sends
 //! one request, `Stats`, on a connection that it then closes. It becomes a client for one request
-//! in two cases: the owner speaks only protocol versions without observers; or it asks for an
-//! explanation, whose list of keys may be longer than a message of an observer. If no process owns
-//! the store, the observer reads the store's files and changes none of them.
+//! in two cases: the owner speaks only protocol versions without observers, or the request is for
+//! an explanation, whose list of keys may be longer than a message of an observer. If no process
+//! owns the store, the observer reads the store's files and changes none of them.
 
 use crate::channel::Channel;
 use crate::client::{Client, late, response, unexpected};

@@ -1,7 +1,8 @@
 //! The stores that this process has open: one entry per directory, however often it is opened.
 //!
-//! With two entries for one directory, a process could open a second core, because it sees its own
-//! lock as free; and it would release the lock as soon as it closed one of two `LOCK` descriptors.
+//! A process sees its own lock as free, so with two entries for one directory it could open a
+//! second core. It would also release the lock as soon as it closed one of its two `LOCK`
+//! descriptors.
 
 use crate::node_directory::Identity;
 use crate::process::Process;

@@ -7,8 +7,8 @@ use ritornello_store::{Catalog, Decision, REPORTED_DECISIONS_MAX, Request, Trans
 use std::borrow::Cow;
 use std::mem;
 
-/// Maximum bytes of the decisions that are kept until they are sent, of which there are at most
-/// [`REPORTED_DECISIONS_MAX`].
+/// Maximum bytes of the decisions that are kept until they are sent. At most
+/// [`REPORTED_DECISIONS_MAX`] decisions are kept.
 const DECISION_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum bytes of the decisions in a message, unless a single decision is longer. Counts
@@ -30,8 +30,8 @@ pub(crate) struct Reports {
 struct UnsentDecisions {
     decisions: Vec<Decision>,
     bytes: usize,
-    /// Number of decisions since the last report that did not fit, here or at the caller of
-    /// [`Reports::keep`].
+    /// Number of decisions since the last report for which this buffer, or the caller of
+    /// [`Reports::keep`], had no room.
     dropped: u64,
 }
 

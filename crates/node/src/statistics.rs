@@ -8,8 +8,8 @@ use ritornello_format::{Error, Result};
 use ritornello_store::CatalogStats;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait for another thread's computation. An observer waits longer for its answer,
-/// so it receives the error.
+/// Maximum time to wait for another thread's computation. An observer waits 30 seconds for its
+/// answer, so it receives the error of this timeout.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The last statistics and the time at which their computation began. The lock is held during a

@@ -37,7 +37,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 }
             }
         }
-        // A load of tokens that would have taken 1 ms each to compute.
+        // Reports a load of tokens, each of which would have taken 1 ms to compute.
         ["avoid", tokens] => {
             let tokens = tokens.parse().unwrap();
             let prefill = Duration::from_millis(tokens);

@@ -36,7 +36,8 @@ fn unowned(dir: &Path) -> StoredStats {
     }
 }
 
-/// With the index `lsm`, the end of an owner on a busy machine may be unclean.
+/// Returns whether the last owner ended cleanly; true with the index `lsm`, because the end of its
+/// owner on a busy machine may be unclean.
 fn ended_cleanly(stored: &StoredStats) -> bool {
     stored.clean || stored.index == "lsm"
 }

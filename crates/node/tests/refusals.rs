@@ -140,8 +140,8 @@ fn unwritable_directory_is_refused() {
     assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Retry), "{error:?}");
 }
 
-/// Another user's directory is rejected before anything in it is read: reading one of these pipes
-/// would return another error.
+/// Another user's directory is rejected before anything in it is read. The test puts pipes in the
+/// place of the store's files, because reading a pipe would return another error.
 #[test]
 fn directory_of_another_user_is_not_read() {
     if !rustix::process::geteuid().is_root() {

@@ -139,8 +139,8 @@ fn client_takes_over_from_a_killed_owner() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
-    // The kills end several clients, one of which is the owner. If the owner is killed first,
-    // another client may become the owner before it is killed as well.
+    // The three clients were killed one after another, and one of them was the owner. If the owner
+    // was killed before another client, that client may have become the owner before its own kill.
     assert!((3..=5).contains(&stats.owner_epoch), "{stats:?}");
     // Space that dead processes may have been writing to is drained in the background.
     eventually("all space is free", || node.store().stats().unwrap().catalog.reserved_bytes == 0);

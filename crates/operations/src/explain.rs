@@ -131,7 +131,7 @@ impl<'a> From<&'a Decision> for DecisionEntry<'a> {
 pub fn run(context: &Context, args: &ExplainArgs) -> Result<Status, Failure> {
     match (&args.request, &args.scope, &args.keys) {
         (None, Some(scope), Some(keys)) => explain_keys(context, &args.dir, scope, keys),
-        // clap requires `--request` without `--keys`.
+        // The request is not `None`: clap requires `--request` unless `--keys` is given.
         (request, ..) => explain_request(context, &args.dir, request.as_deref().unwrap_or("")),
     }
 }

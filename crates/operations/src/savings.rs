@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 pub struct Savings {
     /// Tokens that were loaded and not computed.
     avoided_tokens: u64,
-    /// Tokens among these that were loaded while no prefill of their engine was measured.
+    /// Tokens of `avoided_tokens` that were loaded while no prefill of their engine was measured.
     untimed_tokens: u64,
-    /// Estimated seconds to compute the other tokens.
+    /// Estimated seconds to compute the tokens of `avoided_tokens` that are not untimed.
     prefill_seconds: f64,
-    /// Seconds of the loads of the other tokens, and of loads that failed.
+    /// Seconds of the loads of the tokens that are not untimed, and of loads that failed.
     load_seconds: f64,
     /// `prefill_seconds` less `load_seconds`; negative for a loss.
     net_seconds: f64,
@@ -68,8 +68,8 @@ impl Savings {
     }
 }
 
-/// Formats a duration in hours or minutes if its absolute value is at least one of them, otherwise
-/// in seconds.
+/// Formats a duration in hours if its absolute value is at least an hour, in minutes if it is at
+/// least a minute, and in seconds if it is shorter.
 fn duration(seconds: f64) -> String {
     match seconds.abs() {
         hours if hours >= 3600.0 => format!("{:.1} h", seconds / 3600.0),

@@ -41,7 +41,8 @@ fn has_twins(pages: &[PageHash]) -> bool {
     if pages.len() <= 8 {
         return (1..pages.len()).any(|at| pages[..at].contains(&pages[at]));
     }
-    // Compare halves of the hashes first: halves sort faster, and are rarely equal by chance.
+    // Compare the low 64 bits first: they sort faster than whole hashes, and the low bits of
+    // different hashes are rarely equal.
     let mut halves: Vec<u64> = pages.iter().map(|page| page.low()).collect();
     halves.sort_unstable();
     if halves.windows(2).all(|pair| pair[0] != pair[1]) {

@@ -12,8 +12,8 @@
 //! 3. Make durable the data that the journal's records name; then sync the journal up to the last
 //!    change that a copy can show; then write the sequence number of this change into the last
 //!    frame of the checkpoint. A checkpoint without this frame is invalid, so a checkpoint becomes
-//!    valid only after the data of its runs is durable. If the journal ends before this number, the
-//!    checkpoint is not exact, and recovery prefers the older checkpoint if that one is exact.
+//!    valid only after the data of its runs is durable. If the journal lacks the change with this
+//!    number, the checkpoint is not exact, and recovery prefers an exact older checkpoint.
 //! 4. Sync the checkpoint; remove journal files that only the overwritten checkpoint needed.
 
 use super::RunIndex;
@@ -42,9 +42,9 @@ pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
     dir.join(format!("checkpoint-{slot}"))
 }
 
-/// Returns the path at which a rewriting open writes its checkpoint, before it renames the file to
-/// one of the two checkpoint files. The file at this path is never read: after a crash, the next
-/// open removes it.
+/// Returns the path at which an open that rewrites the index writes its checkpoint. The open then
+/// renames the file to one of the two checkpoint files. The file at this path is never read: after
+/// a crash, the next open removes it.
 pub(super) fn path_of_new(dir: &Path) -> PathBuf {
     dir.join("checkpoint-new")
 }
@@ -73,10 +73,11 @@ impl Checkpoints {
 }
 
 impl RunIndex {
-    /// Returns whether a checkpoint is due. A checkpoint is due if the current journal file has at
-    /// least the length [`journal_bytes_max`], if all journal files together have at least this
-    /// length and [`RunIndex::worst_case`], the most bytes that the files may take, is at least
-    /// three quarters of the budget, or if the files exceed the budget.
+    /// Returns whether a checkpoint is due. Each of these conditions makes a checkpoint due:
+    /// * The current journal file has at least the length [`journal_bytes_max`].
+    /// * All journal files together have at least this length, and [`RunIndex::worst_case`], the
+    ///   most bytes that the index's files may take, is at least three quarters of the budget.
+    /// * The journal files and the two checkpoint files exceed the budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =
@@ -90,10 +91,10 @@ impl RunIndex {
             || journals + files.sum::<u64>() > budget
     }
 
-    /// Returns whether a sync must write a checkpoint, instead of leaving it to
-    /// [`crate::PrefixIndex::maintain`]: if the current journal file is at least twice as long as
-    /// [`journal_bytes_max`], or if a checkpoint is due and [`RunIndex::worst_case`], the most
-    /// bytes that the files may take, is at least seven eighths of the budget.
+    /// Returns whether a sync must write a checkpoint itself, before
+    /// [`crate::PrefixIndex::maintain`] does. A sync must if the current journal file is at least
+    /// twice as long as [`journal_bytes_max`], or if a checkpoint is due and
+    /// [`RunIndex::worst_case`] is at least seven eighths of the budget.
     pub(super) fn must_checkpoint(&self) -> bool {
         let journal = self.gauges.journal.load(Ordering::Relaxed);
         journal >= 2 * journal_bytes_max(self.budget())
@@ -114,10 +115,10 @@ impl RunIndex {
     /// becomes valid after `sync_data` has made the data of all its runs durable.
     ///
     /// # Errors
-    /// `Fatal` if a write, a sync or the removal of a journal file failed, now or earlier: the
-    /// index is then poisoned. `Retry` if the file system had no room, or the error of `sync_data`:
-    /// the newer checkpoint and all journal files then stay valid; the older checkpoint may be
-    /// overwritten.
+    /// `Fatal` if a write, a sync or the removal of a journal file failed, in this call or earlier:
+    /// the index is then poisoned. `Retry` if the file system had no room; the error of
+    /// `sync_data`. After these two errors the newer checkpoint and all journal files are valid,
+    /// and the older checkpoint may be overwritten.
     pub fn checkpoint_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;

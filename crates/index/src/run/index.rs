@@ -351,8 +351,8 @@ impl RunIndex {
     fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();
-            // `drop_scope` may have cut an ancestor of this run, which removed this run as well and
-            // may have freed the memory of its record.
+            // `drop_scope` may have cut an ancestor of this run before. That cut removed this run
+            // and may have freed the memory of this run's record.
             if !tables.runs.is_live(run) {
                 return Vec::new();
             }
@@ -405,9 +405,9 @@ impl RunIndex {
         Some(Removed { run: id, scope, pages, hashes, whole, extents })
     }
 
-    /// Returns how to remove the page `hash`: its run, a page number, and whether to cut the run at
-    /// that page (`true`) or to remove that page alone (`false`). A run in a chained scope is cut
-    /// at the page; any other run is cut at page 0 if the page is its only one.
+    /// Returns how to remove the page `hash`: the page's run, a page number, and whether to cut the
+    /// run at this number (`true`) or to remove the page with this number alone (`false`). A run in
+    /// a chained scope is cut at the page. Any other run is cut at page 0 if no other page is left.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;

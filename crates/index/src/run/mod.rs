@@ -98,11 +98,13 @@ pub struct Recovered {
     /// Bytes at the end of a journal file, from a torn or damaged frame or header onwards, that
     /// were not replayed. A crash may tear the last frame.
     pub torn_bytes: u64,
-    /// Whether durable records may be lost: no checkpoint could be used and the journal files lack
-    /// the first record, the newest intact checkpoint reflects records that the journal lacks, or
-    /// the journal is damaged or lacks a file before its end. A damaged checkpoint does not count
-    /// if the other checkpoint, or the journal alone, restores everything, nor does a torn frame at
-    /// the end of the journal.
+    /// Whether durable records may be lost. Each of these states counts:
+    /// * No checkpoint could be used, and the journal files lack the first record.
+    /// * The newest intact checkpoint shows changes whose records the journal lacks.
+    /// * The journal is damaged, or lacks a file, before its end.
+    ///
+    /// A damaged checkpoint does not count if the other checkpoint, or the journal alone, restores
+    /// everything. A torn frame at the end of the journal does not count.
     pub damaged: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,

@@ -21,8 +21,8 @@ pub struct RunOptions {
     /// fragmentation. An existing index is loaded even if it exceeds the limit, and loading takes 8
     /// more bytes per page for a short time.
     pub memory_bytes_max: u64,
-    /// A checkpoint gathers runs until they have at least this number of bytes, and then writes
-    /// them in one write.
+    /// Bytes of encoded runs that a checkpoint gathers in memory before it writes them in one
+    /// write.
     pub checkpoint_write_bytes: usize,
     /// Whether the previous owner closed the index without a failed sync. The value is `false`
     /// after a failed sync, a kill, or a failed open. The bytes of the files may then exist in the

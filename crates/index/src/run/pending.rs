@@ -143,8 +143,8 @@ impl RunIndex {
                 let tables = self.tables.read();
                 for &run in batch {
                     // Clear the flag before reading the recency, so that a later touch lists the
-                    // run again. If the run was removed since its touch, a new run may have its
-                    // number in the table; the new run is flagged only if it was touched itself.
+                    // run again. After a removal of the touched run, a new run may have its number;
+                    // the flag of the new run is set only if the new run was touched itself.
                     if tables.runs.is_live(run)
                         && tables.runs.hot(run).touched.swap(false, Ordering::AcqRel)
                     {

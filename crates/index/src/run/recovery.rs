@@ -1,10 +1,10 @@
 //! Opens the index `run`: loads the newest exact checkpoint, and replays the journal that follows
 //! the checkpoint.
 //!
-//! Replay finds runs by their names. Replay is idempotent: the insertion of a run that was restored
-//! before has no effect, nor has another record about a run that does not exist. Afterwards the
-//! slot table and the tree of attachments are built, and inconsistent runs are dropped together
-//! with their descendants.
+//! Replay finds runs by their names (`RunId`). Replay is idempotent: a record that inserts a run
+//! which is restored already has no effect, and neither has any other record about a run that does
+//! not exist. After the replay, recovery builds the slot table and the tree of attachments, and
+//! drops inconsistent runs together with their descendants.
 //!
 //! Files are **undamaged** if a checkpoint loads, or the journal is empty or has its first record;
 //! if the journal has all changes that the checkpoint may show; and if at most a torn frame follows
@@ -14,9 +14,10 @@
 //! **Rewriting.** All other states are damage, and a later recovery must not read the files that
 //! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look
 //! undamaged may have been read from the page cache only. After a failed sync the kernel keeps
-//! bytes in the page cache that are not on the disk, and no later sync writes them. In both cases,
-//! when runs got new names, and when an earlier rewriting was interrupted, the recovered state is
-//! written into new files before the index is used:
+//! bytes in the page cache that are not on the disk, and no later sync writes them. The open
+//! therefore writes the recovered state into new files before the index is used: after damage,
+//! after an unclean end, when runs got new names, and when an earlier rewriting was interrupted.
+//! The steps:
 //!
 //! 1. Create an empty journal file after all other journal files, durably.
 //! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.
@@ -240,9 +241,9 @@ fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
     headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
 }
 
-/// The state of the two checkpoint files. `used` is the checkpoint that was loaded. The other
-/// checkpoint may be overwritten, and needs no journal file before number `first`, the lowest
-/// number of an existing journal file.
+/// Returns the state of the two checkpoint files. `used` is the number of the file that was loaded,
+/// `first` the lowest number of an existing journal file. The next checkpoint overwrites a file
+/// that was not loaded.
 fn checkpoints_of(
     headers: &[Option<CheckpointHeader>; 2],
     used: Option<usize>,
@@ -252,7 +253,7 @@ fn checkpoints_of(
         Some(header) if used == Some(slot) => {
             CheckpointFile { id: header.id, journal: header.journal }
         }
-        // The older checkpoint was not read, and the next checkpoint replaces it.
+        // This checkpoint is older than the loaded checkpoint.
         Some(header)
             if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) =>
         {
@@ -322,10 +323,10 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Recovers from the newest exact checkpoint; without one, from the whole journal; if its
-    /// beginning is missing, from the newest intact checkpoint; without one, from what is left of
-    /// the journal, or nothing if the header of its first file is damaged. Returns the result, and
-    /// whether the files were undamaged.
+    /// Recovers from the first of these sources that exists: the newest exact checkpoint; a journal
+    /// that has its first record; the newest intact checkpoint; a journal without its beginning, if
+    /// the header of its first file is intact. Without such a source the index is empty. Returns
+    /// the result, and whether the files were undamaged.
     fn choose(&self, headers: &[Option<CheckpointHeader>; 2]) -> Result<(Attempt, bool)> {
         let mut slots: Vec<(usize, CheckpointHeader)> =
             (0..2).filter_map(|slot| Some((slot, headers[slot]?))).collect();

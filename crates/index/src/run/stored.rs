@@ -14,8 +14,8 @@ pub struct StoredIndex {
     /// Numbers of runs and of pages in the newest checkpoint whose header and last frame are
     /// intact; `None` without such a checkpoint. The other frames are not read, and may be damaged.
     pub checkpoint: Option<(u64, u64)>,
-    /// Bytes of the journal records whose changes the checkpoint that `checkpoint` counts may not
-    /// show; bytes of all journal records if `checkpoint` is `None`.
+    /// Bytes of the records in the journal files that recovery replays after it has loaded the
+    /// counted checkpoint; in all journal files if `checkpoint` is `None`.
     pub journal_bytes: u64,
     /// Whether `checkpoint` is `None` although the journal does not begin with the first change:
     /// the next owner cannot recover all pages.

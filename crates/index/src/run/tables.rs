@@ -257,9 +257,9 @@ impl Tables {
         while let Some(&(next, from)) = removals.get(at) {
             let first = removals.len();
             removals.extend(self.runs.children(next, from).map(|child| (child, 0)));
-            // Every run but the first is reached once, from its single parent. If the first run is
-            // reached again, it is its own descendant, which the keys of real prompts never cause:
-            // the whole first run is then removed.
+            // The loop reaches every other run once, from the run's single parent. The loop reaches
+            // `run` again only if `run` is its own descendant, which the keys of real prompts never
+            // cause. Remove the whole of `run` then.
             if let Some(again) = removals[first..].iter().position(|&(child, _)| child == run) {
                 removals.swap_remove(first + again);
                 if keep > 0 && removals[0].1 > 0 {

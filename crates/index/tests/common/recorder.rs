@@ -1,5 +1,5 @@
-//! A disk that records, after each change except allocations, two states that a power loss may
-//! leave.
+//! Records, after each change of a simulated disk except allocations, two random states that a
+//! power loss at this moment may leave.
 
 use parking_lot::Mutex;
 use ritornello_medium::{DiskChange, SimDisk, Watch, Watched};
@@ -8,8 +8,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// After each change of `disk` except allocations, adds to `crashes` two states that a power loss
-/// may leave. While `pause` is set, each write to a checkpoint waits until the test permits it.
+/// After each change of `disk` except allocations, adds to `crashes` two random states that a power
+/// loss may leave. While `pause` is set, each write to a checkpoint waits until the test permits
+/// the write.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     pub disk: SimDisk,

@@ -107,8 +107,9 @@ fn damaged_database_is_repaired_or_dropped() {
     assert!(repaired > 5, "{repaired}");
 }
 
-/// RocksDB neither reads nor shortens its lock file and the files of its identity, messages and
-/// options, and the bytes of all files count towards the budget.
+/// RocksDB never shortens its lock file and the files of its identity, messages and options, and
+/// the bytes of all files count towards the budget. The open truncates or removes such files if
+/// they are too long.
 #[test]
 fn long_foreign_files_do_not_take_budget() {
     const LENGTH: u64 = 8 << 20;

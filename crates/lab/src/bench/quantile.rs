@@ -8,7 +8,7 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 /// Returns the value at the quantile `q`, from 0 to 1, or zero without values. Of `n` values in
-/// ascending order, this is the value after the first `floor(q n)`, at most the last.
+/// ascending order, this is the value with the index `floor(q n)`, counted from 0, at most `n - 1`.
 #[must_use]
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();

@@ -48,8 +48,8 @@ const PAGES: usize = 256;
 const WALKS: usize = 20_000;
 /// Prompts that warm walks alternate between.
 const WARM: usize = 4;
-/// Bytes of a cache line, and bytes of memory per node of the page table that reads cycle through
-/// for cold walks.
+/// Bytes of a cache line. [`NODE`] is the bytes of memory for each node of the page table: the
+/// reads that are compared with cold walks cycle through this memory.
 const LINE: usize = 64;
 const NODE: usize = 4 * LINE;
 

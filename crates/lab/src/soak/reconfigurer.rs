@@ -137,7 +137,8 @@ impl Changer {
             // A store accepts 256 directories in its lifetime, including drained directories. A
             // long soak uses all of them.
             Err(error) if error.message().contains("256 directories") => Ok(()),
-            // An owner added the directory and was killed before it replied.
+            // The owner added the directory and was killed before it replied, and the repeated call
+            // found the directory.
             Err(error) if error.message().contains("has this directory already") => Ok(()),
             answer => answer,
         }

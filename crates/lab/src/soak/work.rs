@@ -69,7 +69,8 @@ impl Totals {
         Self::add(&self.operations, 1);
         match answer {
             Ok(value) => Some(value),
-            // For example, an owner was killed or a scope was dropped during the call.
+            // The call may be retried: for example, an owner was killed or a scope was dropped
+            // during the call.
             Err(error) if matches!(error.kind(), ErrorKind::Retry | ErrorKind::Closed) => {
                 Self::add(&self.retries, 1);
                 None
@@ -236,8 +237,8 @@ impl Worker {
 
     fn flush(&self) {
         let answer = self.store.flush();
-        // After an owner was killed, the next flush fails, because puts may be lost. This counts as
-        // a retry, and not as a failure of the soak.
+        // After an owner was killed, the next flush fails, because puts may be lost. The failed
+        // flush counts as a retry, and not as a failure of the soak.
         let poisoned = || self.store.stats().is_ok_and(|stats| stats.catalog.poisoned.is_some());
         if answer.is_err() && !poisoned() {
             Totals::add(&self.totals.operations, 1);

@@ -109,10 +109,11 @@ mod tests {
             builder.request(0.0, request.iter().copied());
         }
         let trace = builder.finish();
-        // If all pages fit, the four requests have 0, 0, 3 and 3 hits: 6 of 10 pages.
+        // Three of the four requests are for pages 1 to 3, the second is for page 9. If all pages
+        // fit, the requests have 0, 0, 3 and 3 hits: 6 of 10 pages.
         assert_eq!(files(&trace, 10, 0), 0.6);
-        // Page 9 evicts page 1, then page 1 evicts page 2, page 2 evicts page 3, and page 3 evicts
-        // page 9: the third request has no hit, the fourth has three.
+        // If only three pages fit, page 9 evicts page 1, then page 1 evicts page 2, page 2 evicts
+        // page 3, and page 3 evicts page 9: the third request has no hit, the fourth has three.
         assert_eq!(files(&trace, 3, 0), 0.3);
         assert_eq!(files(&trace, 10, 2), 1.0);
     }

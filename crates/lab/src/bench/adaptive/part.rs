@@ -19,8 +19,9 @@ const RUN_PAGES: usize = 32;
 /// Interval of index maintenance; [`SYNC_EVERY`] is the interval of syncs.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
-/// Minimum number of samples of the index's levels and sorted runs in one replay of the workload,
-/// which takes fewer than twice as many samples. A workload of fewer requests has one per request.
+/// Minimum number of samples of the index's levels and sorted runs in one replay of the workload; a
+/// replay takes fewer than twice this number. A workload of fewer requests has a sample per
+/// request.
 const SAMPLES: usize = 400;
 /// An interval, and a limit of processor time in seconds. Compactions are taken to have ended if
 /// this process uses less processor time than the limit within the interval.

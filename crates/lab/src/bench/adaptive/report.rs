@@ -172,8 +172,8 @@ pub struct Switch {
     pub moving: Puts,
     /// Puts while the tree has its target setting.
     pub resting: Puts,
-    /// 99th percentile while the tree moves, divided by the 99th percentile otherwise: the median
-    /// of the rounds.
+    /// 99th percentile of `moving` divided by the 99th percentile of `resting`: the median of the
+    /// rounds' quotients.
     pub p99_ratio: f64,
 }
 

@@ -17,8 +17,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Number of timed probes of 256 pages, and of timed leases of 256 pages. The number of timed
-/// probes of 4,096 pages is an eighth of it. [`WARM_UP`] untimed calls precede the timed calls of
-/// each kind.
+/// probes of 4,096 pages is an eighth of this number. [`WARM_UP`] untimed calls precede the timed
+/// calls of each kind.
 const QUESTIONS: usize = 4000;
 const WARM_UP: usize = 400;
 /// Duration of leases; longer than the measurement of a lease.

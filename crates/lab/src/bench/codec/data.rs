@@ -13,7 +13,7 @@ static SAMPLE: &[u8] = include_bytes!("../../../fixtures/kv.safetensors");
 
 /// Heads of keys, heads of queries, numbers per head, and tokens of the synthetic data.
 const SYNTHETIC: (usize, usize, usize, usize) = (8, 16, 128, 512);
-/// Number of tokens of the synthetic data, the last tokens, that have queries.
+/// Number of tokens that have queries: the last tokens of the synthetic data.
 const SYNTHETIC_QUERIES: usize = 32;
 
 /// Layers that are measured together.

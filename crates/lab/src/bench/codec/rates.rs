@@ -16,7 +16,7 @@ pub struct Rates {
 }
 
 /// Buffers with copies of the same slices, one share per thread. A share should be larger than the
-/// processor's caches.
+/// processor's caches, so that every slice comes from memory.
 pub struct Buffers(Vec<Share>);
 
 struct Share {

@@ -15,13 +15,13 @@ pub const SEQUENCE: usize = 256;
 pub const SLOT: ScopeSlot = ScopeSlot(0);
 /// Maximum pages per run. Each insert adds one run.
 const RUN: usize = 32;
-/// Number of sequences that share a prefix (a family), and pages of that prefix.
+/// Number of sequences in a family, which share a prefix of [`HEAD`] pages.
 const FAMILY: u64 = 4;
 const HEAD: usize = 128;
 /// Number of distinct pages in the sequences of a family.
 const FAMILY_PAGES: u64 = SEQUENCE as u64 + (FAMILY - 1) * (SEQUENCE - HEAD) as u64;
 
-/// Pages of a request of `one-prompt`, and of the prompt that all requests share.
+/// Pages of a request of `one-prompt`. All requests share the first [`PROMPT`] of these pages.
 const REQUEST: usize = 20;
 const PROMPT: usize = 16;
 
@@ -70,7 +70,8 @@ impl Load {
             let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
             return Ok(Self { workload, entries, sequences, trace: None, stages: Vec::new() });
         }
-        // The warm-up inserts half of the pages. On average 59 % of a stage's pages are new.
+        // The warm-up inserts half of the pages, and each of the ten stages a tenth of the other
+        // half. On average 59 % of the pages that a stage requests are new.
         let block = 64;
         let prompt_tokens = SEQUENCE as u64 * block;
         let warm_up_tokens = (entries * block / 2).max(prompt_tokens);

@@ -82,8 +82,8 @@ const RECORD_BYTES: u64 = 40;
 const DISK_BYTES_PER_PAGE: u64 = 4096;
 /// Charts in one row.
 const CHARTS_ABREAST: usize = 3;
-/// Number of times that an index is opened after a clean close, with its files in the page cache,
-/// and again without; the report has the medians.
+/// Number of times that an index is opened after a clean close with its files in the page cache,
+/// and the same number of times without; the report has the two medians.
 const OPENINGS: usize = 5;
 
 /// Measures all backends and prints the report.

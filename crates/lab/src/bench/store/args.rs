@@ -10,7 +10,7 @@ use ritornello_terminal::value::{codec, size};
 use std::path::PathBuf;
 
 /// Tokens of a sequence; a sequence has at least 8 pages. [`SEQUENCE_PAGES_MAX`],
-/// [`SEQUENCE_BYTES_MAX`] and half of `--total` limit a sequence, even to fewer pages.
+/// [`SEQUENCE_BYTES_MAX`] and half of `--total` limit a sequence, even to fewer than 8 pages.
 const SEQUENCE_TOKENS: u64 = 4096;
 /// Maximum pages per sequence.
 const SEQUENCE_PAGES_MAX: u64 = 256;
@@ -92,8 +92,8 @@ pub struct StoreArgs {
     /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// Codec of pages: raw, split, zstd, int8 or int4. Unless the codec is raw, a store of raw pages
-    /// is measured in the same rounds as well
+    /// Codec of pages: raw, split, zstd, int8 or int4. Unless the codec is raw, a store of raw
+    /// pages is measured in the same rounds as well
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
     /// Compare a full store that evicts with fresh stores, each with a capacity of --total

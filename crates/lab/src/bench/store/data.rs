@@ -166,7 +166,8 @@ impl Bench<'_> {
         options.capacity = Some(self.shape.capacity(self.segment_bytes)?);
         options.segment_bytes = Some(self.segment_bytes);
         options.codec = self.codec;
-        // Otherwise the scrubber of the reopened store could read a run during the measured gets.
+        // Turn off the scrubber, which could read a run of the reopened store during the measured
+        // gets.
         options.scrub_rate = 0;
         Ok(options)
     }

@@ -84,8 +84,8 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
 struct Client {
     options: Options,
     schedule: Schedule,
-    /// The state for the next report. Here `present` holds the start of the current call; a report
-    /// holds the call's duration.
+    /// The state for the next report. Until the report is sent, `present` holds the start of the
+    /// current call instead of its duration; zero between calls.
     state: Arc<Mutex<State>>,
     number: u64,
     next: u64,
@@ -171,8 +171,8 @@ impl Client {
     }
 
     /// Puts and gets one sequence. On the store of the soak, flushes every [`FLUSH_EVERY`] rounds
-    /// and deletes the oldest sequences beyond [`LIVE_SEQUENCES`]. On a store created in its
-    /// absence, flushes in every round.
+    /// and deletes the oldest sequences beyond [`LIVE_SEQUENCES`]. On the store that the clients
+    /// create while the store of the soak is moved away, flushes in every round.
     fn round(&mut self) -> Result<()> {
         let store = Arc::clone(self.open()?.store());
         let role = self.node.as_ref().map_or("", |node| node.role().word());

@@ -79,8 +79,8 @@ pub struct State {
     pub present: u64,
     /// "owner", "client", or "" while the store is not open.
     pub role: String,
-    /// Whether the last successful round was on the store of the soak, and not on a store created
-    /// in its absence.
+    /// Whether the last successful round was on the store of the soak, and not on a store that the
+    /// clients created while the store of the soak was moved away.
     pub is_soak_store: bool,
     /// The last error; "" after a round that succeeded.
     pub trouble: String,

@@ -33,14 +33,15 @@ const CAPACITIES_WRITTEN: u64 = 4;
 /// Divisor of the capacity: the quotient is the approximate number of bytes of one set of
 /// sequences, which has at least one sequence of each page size.
 const SET_SHARE: u64 = 16;
-/// A sequence takes at most the capacity divided by this number, or one page if a page is longer. In
-/// a production store a sequence takes a thousandth of the capacity or less.
+/// A sequence takes at most the capacity divided by this number, or one page if a page is longer.
+/// In a production store a sequence takes a thousandth of the capacity or less.
 const SEQUENCE_SHARE: u64 = 64;
 /// Number of sets put into a fresh store: few enough that the store evicts nothing.
 const FRESH_SETS: u32 = 8;
 /// Number of rounds; the report has medians.
 const ROUNDS: u32 = 5;
-/// Maximum pages per get whose latency is measured, and the duration of one measurement.
+/// Maximum pages per get whose latency is measured. [`LATENCY_TIME`] is the duration of one
+/// measurement of latencies.
 const GET_PAGES: u32 = 16;
 const LATENCY_TIME: Duration = Duration::from_secs(4);
 /// Interval at which the allocated blocks of the full store are counted.
@@ -271,8 +272,8 @@ impl Bench {
     }
 
     /// Fills the store, then writes [`CAPACITIES_WRITTEN`] times its capacity. After each set,
-    /// touches for each page size one sequence of one of the latest six sets, and one that was
-    /// never put. Returns the number of the last set.
+    /// touches two sequences of each page size: one from one of the latest six sets, and one that
+    /// was never put. Returns the number of the last set.
     fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
         let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {
