@@ -179,8 +179,8 @@ impl Channel {
     }
 
     /// Shuts the connection down in both directions and returns the pending message. `None` if the
-    /// message is incomplete (the peer's send then fails, so the peer knows that it did not arrive),
-    /// is too long, or exceeds the memory for messages.
+    /// message is incomplete, is too long, or exceeds the memory for messages. If the message is
+    /// incomplete, the peer's send fails, so the peer knows that its message did not arrive.
     pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
         // The bytes received before the shutdown can still be read.

@@ -234,8 +234,8 @@ impl CurrentMembership {
         let (role, dir) = (membership.role().word(), directory.path().display());
         tracing::info!(role, %dir, "the previous owner ended; `role` is this process's role now");
         guard.use_owner(membership);
-        // Notify again, because a core that was poisoned before this point was not visible to the
-        // heal thread.
+        // Notify the thread of `crate::heal` again: the new core may be poisoned already, and the
+        // thread could not see this core before.
         self.opening.heal_signal.notify();
         Ok(())
     }

@@ -11,7 +11,7 @@
 //! the new core opens without them.
 //!
 //! ```text
-//! Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
+//! Owner, poisoned ── disks take writes, no own write in flight ──▶ Reopening ──▶ Owner, next epoch
 //! any ── the path leads to another directory ──▶ Leaving ── no call in progress ──▶ Closed
 //! ```
 //!
@@ -41,8 +41,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 /// Maximum time an attempt waits for this process's writes in progress.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time an attempt waits for calls to leave the poisoned core; new calls are blocked during
-/// this time.
+/// Maximum time that an attempt waits until no call is inside the poisoned core; new calls are
+/// blocked during this time.
 const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval between checks of where the directory's path leads, and between reports, while the
 /// store works.
@@ -167,7 +167,7 @@ impl FailoverCatalog {
     }
 
     /// Closes the store, so that the process may open the path again. All later calls fail with
-    /// `Closed`. Returns when the store is closed, or the last handle closes it.
+    /// `Closed`. Tries again until the store is closed, or until its last handle is closed.
     fn leave(&self, departure: Departure, heal_signal: &HealSignal) {
         self.membership.begin_leaving();
         let OpenContext { directory, medium, .. } = &self.membership.opening;

@@ -51,7 +51,7 @@ impl OwnerLiveness {
     }
 
     /// Returns whether the caller must run a probe: no probe is running, and the owner is silent or
-    /// no probe was answered within [`PROBE_PAUSE`]. The caller ends the probe with
+    /// answered no probe during the last [`PROBE_PAUSE`]. The caller ends the probe with
     /// [`OwnerLiveness::end_probe`].
     pub(crate) fn begin_probe(&self) -> bool {
         let mut probe = self.probe.lock();

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 /// Number of random bytes of a name, which are written as hexadecimal digits.
 const NAME_BYTES: usize = 16;
-/// Maximum number of names that [`Presence::announce`] tries. A name fails if a sweep locks or
-/// removes its file after this process has created the file and before this process has locked it.
+/// Maximum number of names that [`Presence::announce`] tries. A name fails if the [`sweep`] of an
+/// owner locks or removes its file before the process that created the file has locked the file.
 const ATTEMPTS: u32 = 8;
 
 /// A locked name. While it exists, space that was granted under the name is given to no other
@@ -55,8 +55,8 @@ impl Presence {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file: File =
             rustix::fs::openat(self.directory.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
-        // A sweep locks a file before it removes the file. A concurrent sweep therefore holds the
-        // lock now, or has unlinked the file, or will find the lock taken.
+        // `sweep` locks a file before it removes the file. A concurrent `sweep` therefore holds the
+        // lock now, or has removed the file, or will find the lock taken.
         let locked = record_lock::try_lock(&file)?;
         let named = rustix::fs::statat(self.directory.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
         let own = file.metadata()?;

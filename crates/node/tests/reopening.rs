@@ -253,7 +253,7 @@ fn store_reopens_without_a_volume_that_fails_writes() {
     }
 }
 
-/// The segments of the volume `b` cannot be synced; its marker and the file of its self-test can.
+/// The segments of the volume `b` cannot be synced; the volume's other files can.
 #[test]
 fn store_reopens_without_a_volume_that_fails_syncs() {
     let dir = tempfile::tempdir().unwrap();

@@ -75,8 +75,8 @@ fn stopped_owner_delays_once_then_misses() {
     eventually("the owner answers again", || probe(store, 1, 4).unwrap() == 4);
     assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Client, 4));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
-    // The first probe and the six calls of each round were counted as unanswered. The counter may
-    // also include probes after the rounds that still missed; calls that failed are not counted.
+    // The first probe and the six calls of each of the 20 rounds were counted as unanswered. The
+    // counter may also include probes after the rounds that missed; failed calls are not counted.
     assert!(unanswered(&node) > 20 * 6);
     // The client sends the release that it deferred, and no lease is left.
     eventually("no lease is left", || store.stats().unwrap().catalog.leases == 0);

@@ -30,8 +30,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of encoded runs after which the copy releases the read lock of the tables. The run that is
-/// being copied is completed first.
+/// Bytes of encoded runs after which the copy releases the read lock of the tables. The copy of a
+/// run is completed before the release.
 const COPY_MAX: usize = 64 << 10;
 /// Maximum runs visited under one hold of the tables' lock, removed runs included.
 const SCAN: Number = 4096;

@@ -186,9 +186,9 @@ impl RunIndex {
         self.gauges.journal_files.store(journal.count(), Ordering::Relaxed);
     }
 
-    /// Passes on the result of an operation that needs room on the file system. A full file system
-    /// is a `Retry`: no valid bytes were changed, and the records are kept for a later write. Any
-    /// other failure poisons the index.
+    /// Passes on the result of an operation that needs room on the file system. The error of a full
+    /// file system becomes `Retry`: the operation changed no valid bytes, and the records are kept
+    /// for a later write. Any other failure poisons the index.
     pub(super) fn or_refuse<T>(&self, result: io::Result<T>) -> Result<T> {
         match result {
             Err(error) if is_full(&error) => Err(write_refused(&self.dir, error)),

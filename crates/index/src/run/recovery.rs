@@ -6,10 +6,14 @@
 //! not exist. After the replay, recovery builds the slot table and the tree of attachments, and
 //! drops inconsistent runs together with their descendants.
 //!
-//! Files are **undamaged** if a checkpoint loads, or the journal is empty or has its first record;
-//! if the journal has all changes that the checkpoint may show; and if at most a torn frame follows
-//! the journal's last record. The torn frame is truncated. Checkpoint, journal files and directory
-//! are synced, so that all recovered changes are durable.
+//! Files are **undamaged** if all of these conditions hold:
+//!
+//! * A checkpoint loads, or the journal is empty or has its first record.
+//! * The journal has all changes that the loaded checkpoint may show.
+//! * At most a torn frame follows the journal's last record.
+//!
+//! The open of undamaged files truncates the torn frame, and syncs the checkpoint, the journal
+//! files and the directory, so that all recovered changes are durable.
 //!
 //! **Rewriting.** All other states are damage, and a later recovery must not read the files that
 //! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look

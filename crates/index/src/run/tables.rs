@@ -151,10 +151,10 @@ impl Tables {
         at
     }
 
-    /// Continues a walk from `at` with the guess that the next runs of a chained scope have
-    /// `stride` pages as well. Looks up [`LOOKAHEAD_RUNS`] runs together, so that the processor
-    /// waits for all their cache lines at the same time. Visits the guesses that match, and returns
-    /// the position at which the walk continues.
+    /// Continues a walk of a chained scope from `at` with the guess that the next runs have
+    /// `stride` pages, like the run before them. Looks up [`LOOKAHEAD_RUNS`] runs together, so that
+    /// the processor waits for all their cache lines at the same time. Visits the runs for which
+    /// the guess is right, and returns the position at which the walk continues.
     #[inline]
     fn match_next_runs(
         &self,

@@ -133,8 +133,8 @@ impl Answer {
 fn open(spec: &IndexSpec, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
     let runs = spec.entries.div_ceil(u64::from(run_pages)) + 1;
     let metadata_bytes_max = match spec.backend {
-        // One and a half times the bytes that the runs need, because the churn inserts a sequence
-        // before it removes runs of an old sequence.
+        // Allow one and a half times the bytes that the runs need, because the churn inserts a new
+        // sequence before it removes the runs of an old sequence.
         Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
         _ => 1 << 50,
     };

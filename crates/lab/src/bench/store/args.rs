@@ -34,13 +34,14 @@ codecs can shorten. Bytes from lossy codecs differ and are not compared.
 
 A put or get is one sequence of 4,096 tokens, or of 8 pages if that is more; but at most 256 pages,
 512 MiB and half of --total. Calls are blocking, from one thread. Processor seconds count the whole
-process. The next column has the processor seconds of the raw I/O plus one read of as many bytes of
-memory, because checksums read every byte once.
+process. The column `raw I/O + one read` has the processor seconds of the raw I/O plus one read of
+as many bytes of memory, because checksums read every byte once.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm probes
-for the same few sequences, a cold probe for a random sequence. Reopening is timed for the whole store. Memory
-per page is the resident memory of a fresh process with that index open, less the memory with an
-empty index; the next row has the memory of the whole store, which also keeps the order of eviction.
+for the same few sequences, a cold probe for a random sequence. Reopening is timed for the whole
+store, and for the index alone. Memory per page is the resident memory of a fresh process with that
+index open, less the memory with an empty index; the row below it has the memory of the whole store,
+which also keeps the order of eviction.
 
 The measurement needs about three times --total on the disk, or 1 KiB for each page of --entries if
 that is more; all files are removed.

@@ -133,8 +133,8 @@ impl Cluster<'_> {
                 self.clients.iter_mut().for_each(Process::kill);
                 let _ = std::fs::remove_dir_all(&aside);
                 std::fs::rename(&self.store, &away)?;
-                // The clients create a store in the place of the moved directory. The clients must
-                // leave this store when the directory returns.
+                // The clients create a new store at the path of the moved directory, and must leave
+                // the new store when the directory returns.
                 self.start_all()?;
                 return Ok(Fault::Moved { away, aside });
             }
@@ -142,7 +142,7 @@ impl Cluster<'_> {
                 self.clients.iter_mut().for_each(Process::kill);
                 let found = std::fs::metadata(&self.store)?;
                 let before = Fault::Permitted { mode: found.mode() & 0o7777, user: found.uid() };
-                // Permissions do not restrict root.
+                // Permissions do not restrict root, so root gives the directory to another user.
                 if rustix::process::geteuid().is_root() {
                     chown(&self.store, Some(OTHER_UID), None)?;
                 } else {

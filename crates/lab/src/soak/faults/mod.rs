@@ -32,8 +32,8 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-/// Shortest and longest duration of a fault, in milliseconds. While the directory is moved away,
-/// the fault lasts longer if a client does not work on a new store yet.
+/// Shortest and longest duration of a fault, in milliseconds. The fault that moves the store's
+/// directory away lasts at least until every client works on a new store at the directory's path.
 const FAULT_MS: (u64, u64) = (300, 4_000);
 /// Maximum time for a client to serve again, to work on a new store, or to answer a check.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -208,8 +208,8 @@ impl Soak<'_> {
         Ok(took)
     }
 
-    /// Waits until every client works on the store that the clients made while the soak's store was
-    /// moved away.
+    /// Waits until every client works on the store that the clients made at the path of the soak's
+    /// store, after that store was moved away.
     fn wait_for_work_below(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + TIMEOUT;
         let works_below = |state: &State| state.rounds > 0 && !state.is_soak_store;
