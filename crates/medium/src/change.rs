@@ -44,7 +44,7 @@ impl Change {
             }
         }
         if file.length() < end && chance.one_in(2) {
-            // Only the new length reached the disk, not the bytes.
+            // The new length of the file reached the disk, even if the last bytes did not.
             file.set_len(end);
         }
     }

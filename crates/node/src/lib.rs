@@ -25,15 +25,15 @@
 //! owner why pages are hits or misses, as a client for one call.
 //!
 //! **Owner failure.** Clients notice the death at their next call, or during a call, and try to
-//! take the lock. The client that gets it recovers the store, the other clients connect to this new
-//! owner, and callers see a delay. A client reconnects under a *new* name and releases the old name
-//! when no reservation is left under it; the release also returns the space of reservations whose
-//! response the client never received. Leases that a former owner granted are void. Every call that
-//! waits for an answer is retried automatically, except `commit`, which fails with `Retry`; the
-//! pages may be put again ([`ritornello_store::rule`]). The first `flush` after the death of an
-//! owner fails if the owner had acknowledged puts or deletes to this process that no successful
-//! flush has followed, because these may be lost. A put also acknowledges pages that it found
-//! present and that another process wrote.
+//! take the lock. The client that gets the lock recovers the store, the other clients connect to
+//! this new owner, and callers see a delay. A client reconnects under a *new* name and releases the
+//! old name when no reservation is left under it; the release also returns the space of
+//! reservations whose response the client never received. Leases that a former owner granted are
+//! void. Every call that waits for an answer is retried automatically, except `commit`, which fails
+//! with `Retry`; the pages may be put again ([`ritornello_store::rule`]). The first `flush` after
+//! the death of an owner fails if the owner had acknowledged puts or deletes to this process that
+//! no successful flush has followed, because such puts and deletes may be lost. A put also
+//! acknowledges pages that it found present and that another process wrote.
 //!
 //! **Failed writes.** A failed sync, or a failed write of metadata, poisons the owner's
 //! `StoreCore`, which then refuses writes. The owner opens another core in its place when the disks

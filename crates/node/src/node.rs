@@ -42,12 +42,15 @@ pub struct Node {
 ///
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
-/// store cannot be created with these options; the message says what to change. `Retry` if an owner
-/// does not listen within a minute, refuses this client, or has no protocol version in common with
-/// this build, if another thread of this process opens or closes the store for a minute, if the
-/// directory is replaced during the open, or if a file operation in the directory fails. `Fatal` if
-/// both copies of the manifest are damaged, or the directory is moved while its lock is taken.
-/// Errors of the owner's recovery.
+/// store cannot be created with these options; the message says what to change. `Retry` in these
+/// cases:
+/// * An owner does not listen within a minute, refuses this client, or has no protocol version in
+///   common with this build.
+/// * Another thread of this process opens or closes the store for a minute.
+/// * The directory is replaced during the open, or a file operation in the directory fails.
+///
+/// `Fatal` if both copies of the manifest are damaged, or the directory is moved while its lock is
+/// taken. Errors of the owner's recovery.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }

@@ -65,13 +65,16 @@ pub fn observe(dir: &Path) -> Result<Observed> {
 ///
 /// # Errors
 /// [`OwnerSilent`](ritornello_store::OwnerSilent) if the owner lives and does not answer a
-/// handshake within two seconds; `Retry` if, for five seconds, a process holds the store's lock and
-/// does not listen, the store's owner or directory changes in each attempt, or another thread of
-/// this process opens or closes the store; `Retry` also if the owner does not send its statistics
-/// within 30 seconds, if too many observers ask it, or if the owner and this build have no protocol
-/// version or format in common, or if a file operation in the directory fails. `Invalid` if the
-/// directory does not exist, belongs to another user or cannot be read, if another user's process
-/// owns the store, or if this process has the store open.
+/// handshake within two seconds. `Retry` in these cases:
+/// * For five seconds, a process holds the store's lock and does not listen, the store's owner or
+///   directory changes in each attempt, or another thread of this process opens or closes the
+///   store.
+/// * The owner does not send its statistics within 30 seconds, or too many observers ask it.
+/// * The owner and this build have no protocol version or format in common.
+/// * A file operation in the directory fails.
+///
+/// `Invalid` if the directory does not exist, belongs to another user or cannot be read, if another
+/// user's process owns the store, or if this process has the store open.
 pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
     find(dir, &|directory, owner| ask(directory, owner).map(Some), &|_| Ok(None))
 }
@@ -175,9 +178,9 @@ fn attempt<T>(
     attempted
 }
 
-/// Calls `unowned`. Returns [`Attempt::Again`] if an owner started in the meantime, because the
-/// owner may have replaced a file between two reads, or if the path leads elsewhere, because the
-/// files and the lock may be of different directories.
+/// Calls `unowned`, which may read the store's files. Returns [`Attempt::Again`] in two cases: an
+/// owner started during the call, and may have replaced a file between two reads; or the path leads
+/// elsewhere, and the files and the lock may be of different directories.
 fn read_unowned<T>(
     directory: &NodeDirectory,
     unowned: &dyn Fn(&Path) -> Result<T>,

@@ -1,6 +1,7 @@
 //! POSIX record locks (`fcntl(2)`) on whole files.
 //!
-//! Ownership relies on the first two properties of these locks, and must respect the last two:
+//! These locks have four properties. Ownership relies on the first two, and must respect the last
+//! two:
 //!
 //! * A child does not inherit them by `fork`: the lock belongs to the process, not to the
 //!   descriptor. Locks of `flock` and of open file descriptions last as long as any copy of the

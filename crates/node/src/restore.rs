@@ -46,9 +46,9 @@ pub fn restore(
     with_exclusive_store(&path, |path| Restore::plan(&medium, path, others)?.run(progress))
 }
 
-/// Another process that has a file in `dirs` open; `None` if none is seen. The processes of a lost
-/// directory cannot be found by their locks, which were in it. Processes of other users and in
-/// other containers may not be seen.
+/// Another process that has a file in `dirs` open; `None` if none is seen. The locks of the store's
+/// processes were in the lost directory, so the processes cannot be found by their locks. Processes
+/// of other users and in other containers may not be seen.
 fn user_of(dirs: &[PathBuf]) -> Option<u32> {
     let dirs: Vec<PathBuf> = dirs.iter().filter_map(|dir| fs::canonicalize(dir).ok()).collect();
     let is_open_in = |process: u32| {

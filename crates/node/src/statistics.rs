@@ -1,7 +1,8 @@
 //! The owner's statistics for observers, computed by at most one thread at a time.
 //!
-//! A computation visits all runs and may wait for a slow disk. Observers that ask in the meantime
-//! share the next computation, so the owner's work is bounded however many observers ask.
+//! A computation visits all runs and may wait for a slow disk. Observers that ask during a
+//! computation share the next computation, so the owner's work is bounded however many observers
+//! ask.
 
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};

@@ -47,7 +47,8 @@ Examples:
 pub struct ExplainArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Id that the engine returned, or the engine's own id; matches ids that continue with `-`
+    /// Id that the engine returned, or the engine's own id; also finds ids that begin with ID and
+    /// `-`
     #[arg(
         long,
         value_name = "ID",

@@ -23,8 +23,8 @@ const SYNC_EVERY: Duration = Duration::from_secs(2);
 /// replay takes fewer than twice this number. A workload of fewer requests has a sample per
 /// request.
 const SAMPLES: usize = 400;
-/// An interval, and a limit of processor time in seconds. Compactions are taken to have ended if
-/// this process uses less processor time than the limit within the interval.
+/// An interval, and a limit of processor time in seconds. If this process uses less processor time
+/// than the limit within the interval, its compactions count as ended.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);

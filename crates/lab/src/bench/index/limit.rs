@@ -46,8 +46,7 @@ pub fn measure(dir: &Path) -> Result<Limits, Failure> {
 }
 
 fn memory_access_ns() -> f64 {
-    // Make one cycle through all words, in an order that no prefetcher predicts, by Sattolo's
-    // shuffle.
+    // Link all words to one cycle, in an order that no prefetcher predicts, by Sattolo's shuffle.
     let mut next: Vec<u64> = (0..PLACES as u64).collect();
     for at in (1..PLACES).rev() {
         next.swap(at, (mix(at as u64) % at as u64) as usize);

@@ -109,8 +109,8 @@ impl Load {
         &self.stages
     }
 
-    /// Returns how many leading sequences are inserted completely once `entries` pages are
-    /// inserted, or a slightly smaller number; at least one.
+    /// Returns the number of leading sequences that are inserted completely once `entries` pages
+    /// are inserted. The result may be slightly smaller than this number, and is at least one.
     #[must_use]
     pub fn whole(&self) -> u64 {
         let Some((trace, known)) = &self.trace else {
