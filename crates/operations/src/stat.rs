@@ -193,7 +193,7 @@ fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     out
 }
 
-/// `is_priced`: the caller named a price of an hour.
+/// `is_priced`: the caller named the price of an hour of an engine's GPUs.
 fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>, is_priced: bool) -> String {
     let mut out = table(&[]);
     let mut row = |name: &str, value: String| {

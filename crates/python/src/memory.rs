@@ -77,7 +77,8 @@ pub(crate) fn release_dropped(py: Python<'_>) {
     let next = || DROPPED.1.lock().try_recv().ok();
     while let Some(mut held) = next() {
         for mut view in held.views.drain(..) {
-            // SAFETY: attached to the interpreter; filled by `PyObject_GetBuffer`, released once.
+            // SAFETY: this thread is attached to the interpreter. `PyObject_GetBuffer` filled the
+            // view, and only this call releases it.
             unsafe { ffi::PyBuffer_Release(&raw mut *view.0) };
         }
         held.objects.drain(..).for_each(|object| object.drop_ref(py));
@@ -105,7 +106,7 @@ impl BufferGuard {
         purpose: Access,
         name: impl Fn() -> String,
     ) -> PyResult<Option<Chunk>> {
-        // SAFETY: a live object, attached to the interpreter.
+        // SAFETY: `object` is alive, and this thread is attached to the interpreter.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
             return self.take_buffer(object, purpose, name).map(Some);
         }
@@ -183,7 +184,8 @@ impl BufferGuard {
 /// Exports the contiguous bytes of an object.
 fn export(object: &Bound<'_, PyAny>, flags: std::ffi::c_int) -> PyResult<BufferView> {
     let mut view = Box::new(ffi::Py_buffer::new());
-    // SAFETY: a live object and a buffer to fill, attached to the interpreter.
+    // SAFETY: `object` is alive, `view` may be filled, and this thread is attached to the
+    // interpreter.
     let failed = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } != 0;
     if failed { Err(PyErr::fetch(object.py())) } else { Ok(BufferView(view)) }
 }
@@ -298,28 +300,28 @@ impl Buffers {
     }
 }
 
-// SAFETY: `held` keeps the buffers exported, so their memory neither moves nor ends. `release` is
-// called after the last transfer, and no fragment is handed out after it. The trait permits Python
-// code to change a buffer during a put.
+// SAFETY: `held` keeps buffers exported and tensors referenced, so their memory neither moves nor
+// ends. `release` is called after the last transfer, and no fragment is handed out afterwards. The
+// trait permits Python code to change a buffer during a put.
 unsafe impl PageSource for Buffers {
     fn len(&self) -> usize {
         self.pages.len()
     }
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
-        // SAFETY: exported buffers of at least this length.
+        // SAFETY: each chunk has the address and length of an exported buffer or a CPU tensor.
         out.extend(self.chunks_of(page).map(|c| unsafe { Fragment::new(c.start, c.bytes) }));
     }
 }
 
-// SAFETY: as for `PageSource`. Buffers taken for writing were exported as writable and checked not
-// to overlap; `_core.pyi` requires the Python caller not to touch them until the call returns or
-// the ticket is done.
+// SAFETY: as for `PageSource`. Buffers taken for writing were exported as writable, and all taken
+// memory was checked not to overlap. `_core.pyi` requires the Python caller not to touch the memory
+// until the call returns or the ticket is done.
 unsafe impl PageTarget for Buffers {
     fn len(&self) -> usize {
         self.pages.len()
     }
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
-        // SAFETY: exported writable buffers of at least this length.
+        // SAFETY: each chunk has the address and length of a writable buffer or a CPU tensor.
         out.extend(self.chunks_of(page).map(|c| unsafe { FragmentMut::new(c.start, c.bytes) }));
     }
 }

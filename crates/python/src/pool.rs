@@ -264,14 +264,15 @@ impl Selection {
     }
 }
 
-// SAFETY: the pool's buffers stay exported while `memory` lives, and ids were checked against the
-// lengths of the buffers. The trait permits Python code to change a buffer during a put.
+// SAFETY: the pool's buffers stay exported, and its tensors referenced, while `memory` lives. The
+// ids were checked against the lengths of both. The trait permits Python code to change a buffer
+// during a put.
 unsafe impl PageSource for Selection {
     fn len(&self) -> usize {
         self.len
     }
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
-        // SAFETY: inside an exported buffer.
+        // SAFETY: each chunk is inside an exported buffer or a CPU tensor.
         out.extend(self.chunks_of(page).map(|c| unsafe { Fragment::new(c.start, c.bytes) }));
     }
 }
@@ -283,7 +284,7 @@ unsafe impl PageTarget for Selection {
         self.len
     }
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
-        // SAFETY: inside a writable exported buffer.
+        // SAFETY: each chunk is inside a writable exported buffer or a CPU tensor.
         out.extend(self.chunks_of(page).map(|c| unsafe { FragmentMut::new(c.start, c.bytes) }));
     }
 }

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The file to read, and who may have access to it.
+/// A file to read, its maximum length, and the permissions and the owner that it must have.
 pub(crate) struct GuardedFile<'a> {
     /// What the file is, for errors: "token file".
     pub(crate) name: &'static str,

@@ -21,7 +21,7 @@ pub(crate) struct Observation {
     /// The state of the store, or why it is unknown.
     pub(crate) observed: std::result::Result<Observed, Problem>,
     /// Pages that lookups missed since the owner opened the store. Does not fall while this owner
-    /// has the store open. Zero without meaning unless `observed` is [`Observed::Owned`].
+    /// has the store open. Zero, which is not a count, if `observed` is not [`Observed::Owned`].
     pub(crate) missed_pages: u64,
     /// Duration of the observation, or how long it has hung.
     pub(crate) took: Duration,
@@ -30,10 +30,11 @@ pub(crate) struct Observation {
 type Look = dyn Fn() -> Result<Observed> + Send + Sync;
 
 /// Observes one store, by one observation at a time that is not abandoned, each on a separate
-/// thread. An observation that hangs is abandoned, the first after a minute, and the request that
-/// comes then begins another: the path may lead to another disk by now, while the thread waits for
-/// the former disk. Each abandoned observation that still hangs doubles the time until the next is
-/// abandoned, so a disk that hangs for a day holds at most 11 threads.
+/// thread. The first observation that hangs is abandoned after a minute, by the next request, which
+/// begins another observation: the path may lead to another disk by now, while the thread of the
+/// abandoned observation waits for the former disk. Each abandoned observation that still hangs
+/// doubles the time until the next is abandoned, so a disk that hangs for a day holds at most 11
+/// threads.
 pub(crate) struct Observer {
     access: Arc<StoreAccess>,
     /// Returns the state of the store. May wait without a limit.
@@ -41,7 +42,7 @@ pub(crate) struct Observer {
     /// Time after which the first observation that hangs is abandoned.
     patience: Duration,
     state: Mutex<State>,
-    /// Number of observations that have ended.
+    /// Number of observations that ended before they were abandoned.
     ended: watch::Sender<u64>,
 }
 
@@ -109,8 +110,9 @@ impl Observer {
         &self.access
     }
 
-    /// Returns an observation that ended at most [`OBSERVATION_SHARED`] ago or during the call;
-    /// after [`OBSERVATION_TIMEOUT`] a failed one. Begins an observation if none is in progress.
+    /// Returns an observation that ended at most [`OBSERVATION_SHARED`] ago or during the call, or
+    /// after [`OBSERVATION_TIMEOUT`] a failed observation. Begins an observation if none is in
+    /// progress.
     pub(crate) async fn current(self: &Arc<Self>) -> Arc<Observation> {
         self.within(OBSERVATION_TIMEOUT).await
     }

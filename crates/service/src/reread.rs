@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(checked(), "one");
         assert!(Arc::ptr_eq(&before, &word.current()), "an unchanged file is not read again");
         for (text, expected) in [("bad", "one"), ("two", "two"), ("six", "six")] {
-            // As programs that rotate secrets do: by a new file of the same name.
+            // Rename a new file over the old file, as programs that rotate secrets do.
             write(&new, text).unwrap();
             rename(&new, &path).unwrap();
             assert_eq!(checked(), expected);

@@ -42,8 +42,8 @@ impl Role {
     pub(crate) fn required_by(method: &Method, path: &str) -> Self {
         match *method {
             Method::GET | Method::HEAD | Method::OPTIONS => Self::Read,
-            // Reads by POST, because its keys do not fit a path. It changes no page, and counts as
-            // no lookup.
+            // The route `/v1/explain` only reads: it changes no page, and counts as no lookup. Its
+            // method is POST, because the keys do not fit a path.
             Method::POST if path == EXPLAIN => Self::Read,
             Method::POST => Self::Operate,
             _ => Self::Admin,

@@ -121,7 +121,7 @@ struct Thread {
     store: String,
     progress: Arc<Mutex<HashMap<String, ScrubProgress>>>,
     stopped: Arc<AtomicBool>,
-    /// Whether `progress` says that the scrub has ended, or `run` is about to set it so.
+    /// Whether `run` records how the scrub ended. If false, dropping this value records a failure.
     is_ended: bool,
 }
 

@@ -110,7 +110,8 @@ fn changed_certificate_and_tokens_are_used_without_restart() {
     let certificate = Certificate::read(&old.chain, &old.key).unwrap();
     let service = start_with(certificate, Some(Tokens::read(&file).unwrap()));
     assert!(get_tls(service.address(), &old.der, "/livez").is_some());
-    // While the key is another certificate's, the pair before the change is used.
+    // While the key file holds the key of another certificate, the service uses the certificate and
+    // key from before the change.
     let key = std::fs::read_to_string(&old.key).unwrap();
     let new = issue(dir.path());
     let new_key = std::fs::read_to_string(&new.key).unwrap();

@@ -34,7 +34,7 @@ pub struct Decision {
     pub scope: ScopeId,
     /// Pages of the prompt.
     pub pages: u32,
-    /// Leading pages of these that were found.
+    /// Leading pages of the prompt that were found.
     pub found: u32,
     /// Pages to load. Pages that were found are not loaded if the engine has them already.
     pub loaded: u32,

@@ -117,8 +117,8 @@ impl Directory {
                     return Ok(Some(copy));
                 }
                 (Ok(_), Ok(None)) => {}
-                // The copy may be intact, if it is of another format, or could not be read for lack
-                // of file descriptors.
+                // Do not report the copy as damaged: it may be of another format, or could not be
+                // read for lack of file descriptors.
                 (_, Err(error)) if error.kind() != ErrorKind::Fatal && !is_unreadable(&error) => {
                     return Err(error.with("dir", self.display()));
                 }
@@ -143,7 +143,7 @@ impl Directory {
         }
     }
 
-    /// Error for a store whose manifest is lost, and its copy too.
+    /// Error for a store whose MANIFEST and MANIFEST.copy are both damaged or missing.
     fn both_damaged(&self) -> Error {
         Error::fatal(
             "MANIFEST and MANIFEST.copy are damaged or missing: restore one of them from a backup; \

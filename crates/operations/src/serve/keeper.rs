@@ -17,8 +17,8 @@ const OWNER_CHECK: Duration = Duration::from_millis(100);
 /// Interval at which the owner checks whether a failed write or sync poisoned the store, and
 /// whether the store's path leads to another place.
 const HEALTH_CHECK: Duration = Duration::from_secs(1);
-/// Time in which this process notices what its store's path leads to, after a takeover failed
-/// because the path leads elsewhere. A path that leads to no store for longer ends the command.
+/// Maximum time during which takeovers may fail because the store's path leads elsewhere. If the
+/// process has not left the store after this time, the command ends.
 const PATH_CHECK: Duration = Duration::from_secs(10);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
@@ -96,7 +96,7 @@ struct Served {
     node: Arc<Node>,
     /// The role that was printed last, and whether the store had failed then.
     announced: Option<(Role, bool)>,
-    /// Since when takeovers fail because the path leads elsewhere.
+    /// Time since which all takeovers have failed because the path leads elsewhere.
     elsewhere_since: Option<Instant>,
 }
 
@@ -118,8 +118,8 @@ impl Served {
             // No owner responds, or the store cannot be opened yet, so this process continues to
             // wait. The log has the reason at level `debug`.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
-            // The path leads elsewhere. If another store is there, the node will notice that and
-            // close itself.
+            // The path leads elsewhere. If a disk was mounted over the directory, or another store
+            // took its place, this process leaves the store and opens the path again.
             Err(error) if error.kind() == ErrorKind::Fatal => {
                 let since = self.elsewhere_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= PATH_CHECK {
@@ -135,7 +135,7 @@ impl Served {
         let failed = role == Role::Owner && node.problem().is_some();
         let is_news = self.announced != Some((role, failed));
         let pause = if role == Role::Owner { HEALTH_CHECK } else { OWNER_CHECK };
-        // The statistics visit all runs, so an idle owner computes them only for an announcement.
+        // Computing statistics visits all runs, so an owner computes them only for an announcement.
         if !is_news {
             return Ok(Some(pause));
         }

@@ -266,7 +266,8 @@ impl Snapshot {
 impl Rates {
     fn between(before: &Sample, now: &Sample) -> Self {
         let seconds = now.taken.duration_since(before.taken).as_secs_f64().max(1e-3);
-        // The counters of a new owner begin at zero, so a counter may be lower than before.
+        // The counters of a new owner begin at zero, so a counter may be lower in `now` than in
+        // `before`.
         let grown = |name| now.counter(name).saturating_sub(before.counter(name));
         let rate = |name| grown(name) as f64 / seconds;
         let (old, new) = (&before.stats, &now.stats);

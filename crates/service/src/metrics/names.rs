@@ -61,7 +61,7 @@ names! {
     PREFILL_AVOIDED = ("prefill_avoided", Seconds,
         "Estimated time to compute the tokens that were loaded, without untimed tokens");
     PREFILL_LOAD = ("prefill_load", Seconds,
-        "Time of the loads of these tokens, and of loads that failed");
+        "Time of loads, without loads of untimed tokens, and with loads that failed");
     STORED_PAGES = ("stored_pages", Count, "Pages committed");
     PRESENT_PAGES = ("present_pages", Count, "Pages of puts that were stored already");
     REFUSED_PAGES = ("refused_pages", Count, "Pages of puts that were not stored");

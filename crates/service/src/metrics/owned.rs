@@ -174,7 +174,8 @@ fn durations(counters: &BTreeMap<String, u64>, calls: &str, sum: &str) -> Option
         below = within;
         bucket
     });
-    // The number of calls is read before the buckets, so it may lack calls that these have.
+    // The owner reads the number of calls before the buckets, so the number may lack calls that
+    // the buckets count.
     let count = counter(calls)?.max(below);
     let longer = (f64::INFINITY, count - below);
     let buckets = buckets.into_iter().chain([longer]).collect();

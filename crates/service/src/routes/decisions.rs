@@ -42,7 +42,7 @@ pub(super) struct DecisionEntry {
     detail: String,
     /// Pages of the prompt.
     pages: u32,
-    /// Leading pages of these that were found.
+    /// Leading pages of the prompt that were found.
     found: u32,
     /// Pages to load.
     loaded: u32,

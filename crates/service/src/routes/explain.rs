@@ -226,7 +226,7 @@ impl From<OtherScope> for OtherScopeEntry {
 /// Explain hits and misses
 ///
 /// Returns for each page why it is a hit or a miss. With `request_id`: the decisions about the
-/// request, and the same for its pages. Counts as no lookup and no use.
+/// request, and why each of its pages is a hit or a miss. Counts as no lookup and no use.
 #[utoipa::path(
     post,
     path = EXPLAIN,

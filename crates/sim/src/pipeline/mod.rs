@@ -1,11 +1,12 @@
 //! A model of prefill after a prefix whose pages are loaded: the time to the first token, and how
 //! long computing waits for transfers. Nothing is measured.
 //!
-//! Layer by layer, `T = max(T, read of the layer done) + compute of the layer`. Reads are issued in
-//! the order of the layers, one after another, at a constant rate. The time to compute `n` new
-//! tokens after `p` is `(2·P·n + 4·n·(p + n/2)·W·L) / (R·n/(n + n0))`, in equal parts per layer:
-//! `P` parameters, `W` elements of a token's query in one layer, `L` layers, `R` operations per
-//! second that long prompts reach, and `n0` new tokens at which half of `R` is reached.
+//! The time `T` at which a layer is computed follows from the `T` of the layer before it:
+//! `T = max(T, read of the layer done) + compute of the layer`. Reads are issued in the order of
+//! the layers, one after another, at a constant rate. The time to compute `n` new tokens after `p`
+//! tokens of the prefix is `(2·P·n + 4·n·(p + n/2)·W·L) / (R·n/(n + n0))`, in equal parts per
+//! layer: `P` parameters, `W` elements of a token's query in one layer, `L` layers, `R` operations
+//! per second that long prompts reach, and `n0` new tokens at which half of `R` is reached.
 
 mod published;
 #[cfg(test)]

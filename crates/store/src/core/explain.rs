@@ -155,7 +155,7 @@ impl StoreCore {
             } else if !missing.contains(hash) {
                 continue;
             } else if scope.is_some_and(|scope| self.index.locate(scope.slot, *hash).is_some()) {
-                // Committed since the index was searched.
+                // The page was committed after the index was searched.
                 *reason = Answer::NotYetVisible.into();
             } else if let Some((cause, time)) = self.miss_causes.of(*hash) {
                 let (answer, detail) = cause.answer();

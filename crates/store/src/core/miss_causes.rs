@@ -30,8 +30,8 @@ const NUMBER_BITS: u32 = 8;
 /// The detail of [`Answer::Removed`] for a page of a dropped scope.
 pub(in crate::core) const SCOPE_DROPPED: &str = "scope_dropped";
 
-/// The high half of a page's hash; then the microseconds from the opening to the record, and the
-/// number of the cause, which is zero in an unused entry.
+/// The high half of a page's hash; then the time of the miss cause, in microseconds since the store
+/// was opened, and the number of the cause. The second word is zero in an unused entry.
 type Entry = [u64; 2];
 
 /// The newest entry first.
@@ -209,7 +209,7 @@ fn is_of([high, value]: &Entry, page: PageHash) -> bool {
 mod tests {
     use super::*;
 
-    /// The page number `number` of bucket `bucket`.
+    /// Returns a page whose hash selects bucket `bucket`; `number` is the high half of the hash.
     fn page(bucket: u64, number: u64) -> PageHash {
         PageHash(((u128::from(number) << 64) | u128::from(bucket)).to_le_bytes())
     }

@@ -325,7 +325,8 @@ impl ReservationLog {
     }
 
     /// Logs a reservation, so that the next owner withholds its space after a crash. If the log
-    /// lacks an end, it is rewritten first: otherwise it could name the same space twice.
+    /// lacks the record of an ended reservation's end, the log is rewritten first: otherwise it
+    /// could name the same space twice.
     ///
     /// # Errors
     /// Errors of the file system: the reservation must not be granted.

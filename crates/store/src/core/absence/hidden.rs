@@ -17,8 +17,8 @@ pub(crate) enum Cause {
 }
 
 /// The runs hidden from lookups. In the lock order only the locks of
-/// [`MissCauses`](crate::core::miss_causes::MissCauses) follow the lock on `runs`. The lock is held
-/// only while this map is read or replaced.
+/// [`MissCauses`](crate::core::miss_causes::MissCauses) follow the lock on `runs`, which is held
+/// only while `runs` is read or replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Hidden {
     any: AtomicBool,

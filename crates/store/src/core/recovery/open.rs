@@ -401,8 +401,8 @@ fn resolve_index(
     Ok(chosen)
 }
 
-/// Raises the next slot of a registry that was lost, in whole or at its end, above the slots of all
-/// runs in the index, so that no slot is reused.
+/// Raises the next slot of a registry that lost its last records, or all records, above the slots
+/// of all runs in the index, so that no slot is reused.
 fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
     index.for_each(&mut |_, run| {
         registry.next = registry.next.max(run.scope.0.saturating_add(1));

@@ -159,9 +159,9 @@ pub(super) fn restore(residents: &mut Residents, mut kept: Vec<RecoveredRun>) {
     for kept in &kept {
         residents.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
-    // Retain the runs in the order of their puts, because of retentions that end at the same time
-    // the last is released first: a run is then released before its ancestors, unless it was put
-    // before them.
+    // Retain the runs in the order of their puts. Of runs whose retentions end at the same time,
+    // the run retained last is released first. A run is therefore released before its ancestors,
+    // unless it was put before them.
     kept.retain(|kept| kept.retain_until > 0);
     kept.sort_by_key(|kept| kept.generation);
     for kept in kept {

@@ -1,5 +1,5 @@
-//! Lookups of scopes for explanations of misses (`core/explain.rs`). They do not mark a scope as
-//! used, so they do not keep an empty scope from being dropped.
+//! Lookups of scopes for explanations of misses (`core/explain.rs`). These lookups do not mark a
+//! scope as used, so they do not keep an empty scope from being dropped.
 
 use super::Scopes;
 use crate::catalog::ScopeRef;
@@ -13,8 +13,9 @@ impl Scopes {
         live.by_id.get(&id).map(|(reference, scope)| (*reference, Arc::clone(scope)))
     }
 
-    /// Returns at most `most` scopes, the last registered first. Lookups of pages take the lock of the
-    /// live scopes, so this function takes the lock of the registry for most of its work.
+    /// Returns at most `most` scopes, the last registered first. Lists them under the lock of the
+    /// registry, and takes the lock of the live scopes, which lookups of pages need, only for one
+    /// scope at a time.
     pub(crate) fn newest(&self, most: usize) -> Vec<(ScopeRef, Arc<Scope>)> {
         let registry = self.registry.lock();
         let newest = registry.table.scopes.iter().rev().take(most);

@@ -120,7 +120,7 @@ impl Scopes {
     }
 
     /// The registry, with at least the changes that [`Scopes::changes`] counted before this call;
-    /// `None` while it is being changed.
+    /// `None` while another thread changes or lists the registry.
     pub(crate) fn table(&self) -> Option<ScopeRegistry> {
         self.registry.try_lock().map(|registry| registry.table.clone())
     }

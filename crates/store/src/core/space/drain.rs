@@ -117,9 +117,9 @@ impl StoreSpace {
 pub(crate) struct Drain {
     /// The volumes that are being drained.
     running: Mutex<BTreeSet<u8>>,
-    /// When a drain last failed.
+    /// When a drain last failed; `None` if a later drain succeeded.
     failed: Mutex<Option<Instant>>,
-    /// Signals that withheld space was freed.
+    /// Signals that withheld space was freed, or that a drain ended.
     drained: Condvar,
 }
 

@@ -31,7 +31,7 @@ impl StoreSpace {
 }
 
 impl StoreCore {
-    /// Empties and removes sealed segments, evicts until the index's files fit their share of the
+    /// Empties and removes sealed segments, shrinks the index's files to their share of the
     /// capacity, and retires drained volumes. Returns true if the work was stopped, the store is
     /// poisoned, or a sealed segment was left. A segment is left, for example, because a run in it
     /// is protected or is the prefix of another run, or because a put writes to the segment.
