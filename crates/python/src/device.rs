@@ -283,9 +283,9 @@ impl DevicePages {
         })
     }
 
-    /// Starts a put of these blocks, after the work that stream `after` has now. Leading pages that
-    /// are stored already are not gathered, nor are pages for which the device takes no move, or no
-    /// slots are free.
+    /// Starts a put of these blocks, after the work that stream `after` has now. Does not gather
+    /// the leading pages that are stored already. Gathers the pages after them in order, until the
+    /// device has no slots for further pages or takes no further move.
     pub(crate) fn save(
         &self,
         store: &Arc<Store>,

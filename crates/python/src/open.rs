@@ -52,8 +52,8 @@ impl NodeHandle {
     }
 
     /// Returns the node. Fails if every call of the node would fail: the node is closed, was opened
-    /// before a fork, or left its store because the path no longer leads to it. Submissions of
-    /// tickets call this, so they raise the error immediately, not through the ticket.
+    /// before a fork, or left its store because the path no longer leads to the store. Submissions
+    /// of tickets call this function, so they raise the error immediately, not through the ticket.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
         let message = if std::process::id() != self.process {
             "this store was opened before a fork: open it again in the child"

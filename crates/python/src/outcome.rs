@@ -72,7 +72,7 @@ pub(crate) fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Ticket {
     pub(crate) ticket: ritornello_store::Ticket,
-    /// Memory of the operation; `None` if the bytes were copied at submission.
+    /// Memory of the operation; `None` if the bytes were copied at submission, or are on a device.
     batch: Option<BatchMemory>,
     /// Orders writes to the blocks of a put from a device; `None` for other tickets.
     fence: Option<Fence>,

@@ -134,7 +134,8 @@ impl Thread {
             is_stopped = self.stopped.load(Ordering::Relaxed);
             !is_stopped
         });
-        // A failed store is reopened when no reference to its core is left.
+        // Hold the core no longer: a failed store is reopened only when no reference to its core is
+        // left.
         drop(core);
         self.is_ended = true;
         match scrubbed {

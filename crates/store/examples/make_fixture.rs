@@ -1,6 +1,6 @@
-//! Packs a store and a residency of the current format into a `.tar.gz`. Every build that reads this
-//! format must open the fixture (`crates/store/tests/fixtures.rs`). Fails if the output file exists.
-//! Usage, in the repository's root:
+//! Packs a store and a residency of the current format into a `.tar.gz`. Every build that reads
+//! this format must open the fixture (`crates/store/tests/fixtures.rs`). Fails if the output file
+//! exists. Usage, in the repository's root:
 //!
 //! ```text
 //! cargo run -p ritornello-store --example make_fixture -- tests/fixtures/v1.tar.gz

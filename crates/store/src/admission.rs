@@ -12,9 +12,9 @@
 //!   the hits of write-through.
 //! * A **write budget** is a token bucket: it fills at the budgeted rate and holds at most the
 //!   budget of an hour. Admitted pages take their bytes from the bucket, and an empty bucket admits
-//!   nothing. Over any span of time, the bytes of admitted pages are therefore at most the budget of
-//!   the span plus one bucket plus one page: the last admitted page may be longer than the rest of
-//!   the bucket.
+//!   nothing. Over any span of time, the bytes of admitted pages are therefore at most the budget
+//!   of the span plus one bucket plus one page: the last admitted page may be longer than the rest
+//!   of the bucket.
 //! * **Auto** writes through without a budget. With a budget it writes through while the bucket is
 //!   more than a quarter full, and requires a second sight otherwise.
 //!

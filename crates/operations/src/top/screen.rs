@@ -104,8 +104,8 @@ fn wait_for_owner(sample: &dyn Fn() -> Sampled, pause: Duration) -> Result<Sampl
     }
 }
 
-/// Takes samples on a thread, so that a slow owner does not delay the keys. The thread ends after
-/// the receiver is dropped, or with the process.
+/// Takes samples on a thread, so that the view reacts to keys while the owner is slow. The thread
+/// ends after the receiver is dropped, or with the process.
 fn sample_in_background(sample: impl Fn() -> Sampled + Send + 'static) -> Receiver<Sampled> {
     let (sender, samples) = sync_channel(1);
     std::thread::spawn(move || {

@@ -22,9 +22,9 @@ impl StoreCore {
     ///
     /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
     /// these runs are the oldest, so the policy would choose them first. If a step finds no other
-    /// victim (the other pages are protected, or a run on an avoided volume follows them), evicts on
-    /// avoided volumes too. Stops after the step in which the units freed on avoided volumes in this
-    /// call reach [`WASTE_FACTOR`] times `units`.
+    /// victim (the other pages are protected, or a run on an avoided volume follows them), evicts
+    /// on avoided volumes too. Stops after the step in which the units freed on avoided volumes in
+    /// this call reach [`WASTE_FACTOR`] times `units`.
     pub(super) fn evict(
         &self,
         state: &mut MutexGuard<'_, State>,

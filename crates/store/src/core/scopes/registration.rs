@@ -28,8 +28,8 @@ impl StoreCore {
     }
 
     /// Checks that a page with its run header takes at most half of the store, so that a put can
-    /// replace a page that is being read; and at most half of `RUN_EXTENTS_MAX` segments, because in
-    /// fragmented space extents are shorter than segments, and a run needs more extents.
+    /// replace a page that is being read; and at most half of `RUN_EXTENTS_MAX` segments, because
+    /// in fragmented space extents are shorter than segments, and a run needs more extents.
     fn check_fits(&self, scope: &Scope) -> Result<()> {
         let page_bytes = scope.resolved_page_bytes()?;
         let budget = self.shape.budget();

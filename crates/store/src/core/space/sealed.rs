@@ -38,8 +38,8 @@ impl StoreCore {
     /// Segments with withheld space are skipped and do not count as left.
     ///
     /// # Errors
-    /// The first error of a volume, after the segments of the other volumes were emptied; the caller
-    /// may retry. `Fatal` if a sync failed: the store is poisoned.
+    /// The first error of a volume, after the segments of the other volumes were emptied; the
+    /// caller may retry. `Fatal` if a sync failed: the store is poisoned.
     pub(crate) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.free_given_up_copies();
         self.state.lock().space.release_quarantined();
