@@ -108,8 +108,8 @@ impl Drop for Service {
 }
 
 /// Starts one thread that checks the file of the tokens, and one that checks the files of the
-/// certificate, until the returned values are dropped. While the disk of the tokens hangs, a
-/// certificate on another disk is still checked, and conversely.
+/// certificate, until the returned values are dropped. Two threads are needed so that a hanging
+/// disk with one of these files does not delay the check of the files on another disk.
 fn check_files(shared: &Arc<Shared>) -> Result<Vec<Sender<()>>> {
     let mut checking = Vec::new();
     let mut start = |check: fn(&Shared)| -> Result<()> {

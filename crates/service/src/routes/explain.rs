@@ -131,8 +131,8 @@ pub(super) struct PagesAnswer {
     /// Whether the scope is registered: from its first put or its first settings until it is
     /// dropped.
     is_registered: bool,
-    /// Seconds since the owner opened the store. It knows no eviction, removal, damage, refusal or
-    /// abandoned put of an earlier time.
+    /// Seconds since the owner opened the store. The owner knows no eviction, removal, damage,
+    /// refusal or abandoned put of an earlier time.
     remembered_seconds: u64,
 }
 

@@ -116,8 +116,8 @@ impl StoreCore {
         }
         state.release_lease(lease.0);
         drop(state);
-        // Log the end of the reservation before its space is freed. In the other order, the log
-        // that a crash leaves could withhold space that another put has received.
+        // Log the end of the reservation before its space is freed. If the space were freed first,
+        // a crash could leave a log that withholds space which another put has received.
         if client != ClientId::LOCAL {
             self.reservation_log.lock().note_ended(id);
         }

@@ -264,8 +264,8 @@ impl StoreCore {
         } else {
             return;
         };
-        // Log the end before the space is freed. In the other order, after a crash, the log could
-        // withhold space that another put has received since.
+        // Log the end of the reservation before its space is freed. If the space were freed first,
+        // a crash could leave a log that withholds space which another put has received.
         if logged {
             self.reservation_log.lock().note_ended(id);
         }

@@ -45,8 +45,8 @@ pub(crate) struct Scopes {
 }
 
 /// The registry on disk, and a table that finds registered scopes which differ from a given scope
-/// only in the arrangement of their pages: layout, page bytes and chaining. A new scope that
-/// differs so can cause a warning, because neither scope finds the other's pages.
+/// only in the arrangement of their pages: layout, page bytes and chaining. A new scope
+/// with such a difference can cause a warning, because neither scope finds the other's pages.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) table: ScopeRegistry,

@@ -154,8 +154,8 @@ impl StoreCore {
         }
     }
 
-    /// Drains `segments` of one volume. Each comes with the number of its withheld extents, which
-    /// are freed after the drain.
+    /// Drains `segments` of one volume. Each segment comes with the number of its withheld extents,
+    /// which are freed after the drain.
     fn drain_volume(&self, volume: u8, segments: &[(SegmentId, usize)]) {
         segments.iter().for_each(|(id, count)| self.drain_one(*id, *count));
         // Notify under the lock: otherwise a thread between its check and its wait would miss the

@@ -50,7 +50,7 @@ impl StoreCore {
             if control.stop().is_some() || self.lifecycle.is_poisoned() {
                 return Ok(true);
             }
-            // Continue with the other volumes: the error may be of one disk.
+            // Skip only the volumes that failed: their errors may concern a single disk.
             if has_failed(&failed, segment) {
                 continue;
             }

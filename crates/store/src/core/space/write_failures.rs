@@ -29,8 +29,8 @@ struct FailingVolume {
 }
 
 impl StoreSpace {
-    /// Records that a run was written to `extents`. If puts avoided a volume of these extents
-    /// because writes failed, they use it again.
+    /// Records that a run was written to `extents`. Failed writes are then no longer a reason for
+    /// which puts avoid the volumes of these extents.
     pub(crate) fn note_written(&mut self, extents: &[Extent]) {
         if self.failures.0.is_empty() {
             return;
