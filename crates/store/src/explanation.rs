@@ -31,7 +31,8 @@ pub struct KeySpan {
     pub pages: u32,
     /// Why the pages are hits or misses.
     pub answer: Answer,
-    /// The cause in one word, or what [`Answer`] says; empty if there is none.
+    /// The detail that the answer has according to [`Answer`], for example a cause in one word;
+    /// empty if the answer has no detail.
     pub detail: String,
     /// Seconds since the first page of the span was evicted, removed (also as damaged), refused or
     /// abandoned; `None` for other answers. Later pages of the span may have other ages.
@@ -60,8 +61,8 @@ pub enum Answer {
     Damaged,
     /// Offered by a put and refused. The detail is the word of the [`Refusal`](crate::Refusal).
     Refused,
-    /// A put had space for the page, and did not write or commit it, or was too late for the page
-    /// before it.
+    /// A put had space for the page, and did not write or commit it, or could not commit it, for
+    /// example because the page before it had been removed.
     Abandoned,
     /// Not stored in this scope, and the same key is stored in another. The detail is the id of that
     /// scope: [`Explanation::other_scopes`] describes it.

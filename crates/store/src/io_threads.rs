@@ -114,8 +114,8 @@ impl Queues {
         self.gets.len() + self.puts.len()
     }
 
-    /// Whether a job must wait: the threads are fewer than all jobs, or than the puts and the
-    /// threads that puts leave to gets.
+    /// Whether a job may have to wait for a thread: the running and waiting jobs outnumber the
+    /// threads, or the puts among them outnumber the threads less [`THREADS_FOR_GETS`].
     fn lack_threads(&self) -> bool {
         let all = self.gets_running + self.puts_running + self.waiting();
         all > self.threads || self.puts_running + self.puts.len() + THREADS_FOR_GETS > self.threads

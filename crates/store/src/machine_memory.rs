@@ -6,7 +6,8 @@ use ritornello_medium::{Room, TMPFS};
 use std::fs;
 use std::path::Path;
 
-/// Control groups of version 1 express "no limit" as a number near 2^63.
+/// A limit of at least this number of bytes counts as none: control groups of version 1 express "no
+/// limit" as a number near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Returns the bytes of memory that this process may use: the machine's memory, or the limit of
@@ -43,7 +44,8 @@ fn tightest(root: &Path) -> Option<ControlGroup> {
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let of = |line: &str| {
             let (name, bytes) = line.split_once(' ')?;
-            // Both counters exclude files on tmpfs, whose pages count as anonymous memory.
+            // These two counters exclude files on tmpfs, because the kernel counts their pages as
+            // anonymous memory.
             let is_file = ["active_file", "inactive_file"].contains(&name);
             is_file.then(|| bytes.trim().parse::<u64>().ok())?
         };

@@ -63,7 +63,7 @@ pub enum IndexKind {
     Run,
     /// Plain maps in memory, nothing on disk: for comparison, empty after a restart.
     Memory,
-    /// RocksDB, for indexes larger than memory. Requires the feature `lsm`.
+    /// RocksDB, for indexes larger than memory. Requires the Cargo feature `lsm`.
     #[cfg(feature = "lsm")]
     Lsm,
 }

@@ -9,8 +9,8 @@ use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::fmt;
 
-/// Returns the reason that a get or put reports if `error` has a cause of this module; otherwise
-/// `None`, and the call fails with `error`.
+/// Returns the reason that a get or put reports if `error` says that the owner is silent or reopens
+/// the store. Returns `None` for other errors, with which the get or put fails.
 pub(crate) fn reason(error: &Error) -> Option<&'static str> {
     if OwnerSilent::caused(error) {
         Some("owner_silent")

@@ -196,9 +196,9 @@ fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
 }
 
 /// Returns a key that orders copies of the manifest by age. Copies of one owner have equal epochs,
-/// and almost always equal generations. Then the counts of volumes and of retired volumes order
-/// them, which never decrease, and at equal counts the sum of the volumes' first segment numbers,
-/// which decreases only when a volume is retired.
+/// and almost always equal generations. They are ordered by the number of volumes and then of
+/// retired volumes, which both never decrease. At equal numbers they are ordered by the sum of the
+/// volumes' first segment numbers, which decreases only when a volume is retired.
 fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
     let volumes = &copy.volumes;
     let retired = volumes.iter().filter(|volume| volume.is_retired()).count();
@@ -261,7 +261,8 @@ impl Directory {
         }
         // A copy is never later than the manifest, and a restored store skips `OWNERS_SKIPPED`
         // owners after the newest copy, which may be older than the manifest. A copy that is more
-        // than half of `OWNERS_SKIPPED` owners ahead is therefore of the restored store.
+        // than half of `OWNERS_SKIPPED` owners ahead of the manifest is therefore of the restored
+        // store.
         let last = manifest.owner_epoch.saturating_add(OWNERS_SKIPPED / 2);
         let is_restored = |dir: &&PathBuf| {
             let copy = self.copied_manifest(dir, manifest.uuid);

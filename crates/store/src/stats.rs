@@ -163,13 +163,15 @@ pub struct IndexDecision {
     pub at: u64,
     /// `first`, `shift` (the mix of operations changed) or `growth` (the tree grew).
     pub reason: String,
-    /// Share of writes among all operations on which the decision is based.
+    /// Share of writes among the operations on which the decision is based.
     pub writes: f64,
-    /// Share of point lookups that found their key among all these operations.
+    /// Share of point lookups that found their key, among the operations on which the decision is
+    /// based.
     pub hits: f64,
-    /// Share of range reads among all these operations.
+    /// Share of range reads among the operations on which the decision is based.
     pub ranges: f64,
-    /// Share of point lookups that found no key among all these operations.
+    /// Share of point lookups that found no key, among the operations on which the decision is
+    /// based.
     pub empty: f64,
     /// Bytes of the tree when the decision was made.
     pub tree_bytes: u64,
@@ -240,9 +242,9 @@ pub struct SpaceHealth {
     pub header_bytes: u64,
     /// Mean number of extents per run, over all stored runs; 1 if the store has no runs.
     pub extents_per_run: f64,
-    /// Extents that hold parts of a page, for pages that take at most 256 KiB on disk.
+    /// Extents per page, over the pages that take at most 256 KiB on disk.
     pub small_pages: PiecePercentiles,
-    /// Extents that hold parts of a page, for pages that take more space on disk.
+    /// Extents per page, over the pages that take more than 256 KiB on disk.
     pub large_pages: PiecePercentiles,
     /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,

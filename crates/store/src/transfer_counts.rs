@@ -9,8 +9,9 @@ use std::time::Duration;
 pub const DURATION_BOUNDS: [u64; 11] =
     [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
 
-/// A message has the counts in this order, which is part of the protocol: additions come last. The
-/// buckets of puts, the buckets of gets, [`MissReason::ALL`] and [`PREFILL_NAMES`] follow.
+/// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
+/// gets, [`MissReason::ALL`] and [`PREFILL_NAMES`] follow. The order is part of the protocol:
+/// further counts come at the end of a message.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -91,7 +92,7 @@ impl TransferCounts {
 
     /// A load of `tokens` tokens that the engine did not compute, which took `load`. `prefill`: the
     /// time that computing them would have taken. Without it the tokens count as untimed, and
-    /// `load` does not count, so that the difference of both times is about the same tokens.
+    /// `load` does not count, so that the sums of both times cover the same loads.
     pub(crate) fn prefill_avoided(tokens: u64, prefill: Option<Duration>, load: Duration) -> Self {
         let mut counts = Self::one(PREFILL, tokens);
         let micros = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -183,7 +184,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn calls_are_in_the_buckets_of_all_bounds_from_their_duration_on() {
+    fn buckets_count_all_calls_within_their_bound() {
         let totals = TransferTotals::default();
         let outcomes = [
             PageOutcome::Verified,
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn taken_counts_are_added_elsewhere_once() {
+    fn taken_counts_are_not_taken_again() {
         let (one, other) = (TransferTotals::default(), TransferTotals::default());
         one.add(TransferCounts::put(Duration::from_millis(2)).as_slice());
         one.add(TransferCounts::one(UNANSWERED, 4).as_slice());

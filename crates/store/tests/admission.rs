@@ -30,8 +30,8 @@ fn second_put_is_admitted() {
     let first = put(&open.store, &scope, &keys[..6], None);
     assert_eq!((first.pages, first.reason), (0, "admission"));
     assert_eq!(stats(&open).admission.ghost_pages, 6);
-    // The put admits the six known pages. The put refuses the last two, which are then known to the
-    // next put.
+    // The put admits the first six pages, which the previous put offered too. It refuses the last
+    // two, which the next put may then store.
     let again = put(&open.store, &scope, &keys, None);
     assert_eq!((again.pages, again.reason), (6, "admission"));
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -117,8 +117,8 @@ fn budget_of_unplaced_pages_is_refunded() {
     }
     let after = stats(&open);
     assert!(after.counters["refused_space"] > 500, "{after:?}");
-    // The loop put 75 MiB. The write budget lost only the bytes of pages that found space, in a
-    // store of 12 MiB.
+    // The eight puts above have 75 MiB, and the store has 12 MiB. The write budget lost only the
+    // bytes of pages that found space.
     assert!(after.admission.available_bytes.unwrap() + 12 * MIB > before);
     open.close();
 }

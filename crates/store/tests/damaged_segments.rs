@@ -38,7 +38,8 @@ struct Located {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum DamageKind {
     FlippedBit,
-    /// Zeroes the second half of a page, or of its piece on one volume, as if it was not written.
+    /// Zeroes the second half of a page, or of its piece on one volume, as if this half was not
+    /// written.
     TornPage,
     /// Fills the place of a page with the bytes of an earlier page, as if the page was not written.
     StalePage,
@@ -173,7 +174,8 @@ fn damage(
     let segment = *before.keys().find(|id| id.volume() == victim).unwrap();
     match kind {
         DamageKind::FlippedBit | DamageKind::TornPage | DamageKind::StalePage => {
-            // A short page and a long page.
+            // Damage one page among the items of short pages, and one page among the last two
+            // items, whose pages are long.
             let (short, long) = located.split_at(located.len() - 2);
             for located in [short, long] {
                 let mut pieces = located.iter().flat_map(|item| item.pages.iter().flatten());

@@ -140,7 +140,8 @@ fn shortened_reservation_log_is_found() {
         let keys = sequence(1, 4);
         let reserve =
             || catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
-        // Create the segment now, because its creation syncs the directory.
+        // Create the segment before the rule is added: its creation syncs the directory, and one of
+        // the rules fails such a sync.
         catalog.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);
         schedule.add(rule);

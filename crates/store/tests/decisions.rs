@@ -51,7 +51,7 @@ fn request_is_explained_by_its_id() {
     assert!(newest.unix_millis >= oldest.unix_millis && oldest.unix_millis > 0);
     assert_eq!(answers(&explained), [(Answer::Hit, 4), (Answer::Unknown, 2)]);
 
-    // The pages are explained as they are now, and the decision is told as it was.
+    // The explanation shows the pages as they are now, and the decision as it was recorded.
     open.store.delete(&scope, &refs(&keys[2..3])).unwrap();
     let explained = open.store.explain_request("cmpl-1-0").unwrap();
     let expected = [(Answer::Hit, 2), (Answer::Removed, 2), (Answer::Unknown, 2)];

@@ -56,7 +56,7 @@ fn page_after_a_missing_page_is_behind_it() {
 }
 
 #[test]
-fn evicted_pages_have_a_cause() {
+fn evicted_pages_have_cause_quota_or_space() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (tenant, scope) = (chained(PAGE), unchained(PAGE));
@@ -76,7 +76,7 @@ fn evicted_pages_have_a_cause() {
 }
 
 #[test]
-fn page_evicted_for_the_index_has_this_cause() {
+fn page_evicted_for_the_index_has_cause_index() {
     let dir = tempfile::tempdir().unwrap();
     let opts = Options {
         index: Some(IndexKind::Run),
@@ -152,7 +152,7 @@ fn drop_of_the_scope_replaces_an_earlier_cause() {
     put(&open.store, &scope, &keys, None);
     open.store.drop_scope(&scope).unwrap();
     assert_eq!(answers(&open, &scope, &keys), only(Answer::Removed, "scope_dropped", 6));
-    // A page that was stored after the drop is missing for a later cause.
+    // Page 3 is put after the drop and then deleted: the deletion is its cause.
     put(&open.store, &scope, &keys[..4], None);
     open.store.delete(&scope, &refs(&keys[3..])).unwrap();
     let removed = |detail, pages| only(Answer::Removed, detail, pages);
@@ -313,7 +313,8 @@ fn keys_in_another_scope_name_it_and_its_differences() {
     let open = open(dir.path(), 12);
     let keys = sequence(1, 6);
     let stored = Scope { dtype: "bfloat16".into(), salt: b"one".to_vec(), ..chained(PAGE) };
-    // Differs in more fields from the scope that is asked for.
+    // This scope also has the keys, but differs in more fields from the scope that is asked about:
+    // the explanation must name the scope with fewer differences.
     let farther = Scope { part: 3, kv_scale: "x".into(), ..stored.clone() };
     for scope in [&farther, &stored] {
         assert_eq!(put(&open.store, scope, &keys[..5], None).pages, 5);
@@ -347,7 +348,7 @@ fn keys_in_another_scope_name_it_and_its_differences() {
 }
 
 #[test]
-fn restart_forgets_and_says_since_when_the_owner_remembers() {
+fn restart_forgets_causes_and_resets_remembered_seconds() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (scope, keys) = (chained(PAGE), sequence(1, 4));

@@ -85,7 +85,8 @@ fn full_journal_buffer_costs_a_sync_and_no_page() {
     };
     let open = open_on(Arc::new(Host), &opts).unwrap();
     let scope = chained(PAGE);
-    // About 600 records fill the buffer. Without background threads only a commit syncs.
+    // About 600 records fill the buffer. The store has no background threads, so a commit that
+    // finds the buffer full must sync.
     for name in 0..2000 {
         let outcome = try_put(&open.store, &scope, &sequence(name, 1), None).unwrap();
         assert_eq!((outcome.pages, outcome.reason), (1, ""), "{name}");

@@ -147,7 +147,8 @@ fn completion_queue_names_every_ticket_once() {
         assert_eq!(ticket.wait(None).unwrap().pages, 2);
     }
     let mut completed = queue.take();
-    // A ticket sets its outcome before it pushes its name, so the last name may arrive later.
+    // A ticket sets its outcome before it pushes its name, so names may arrive after the last
+    // `wait` has returned.
     while completed.len() < tickets.len() {
         std::thread::yield_now();
         completed.extend(queue.take());

@@ -24,7 +24,7 @@ fn is_stored(open: &Open, name: u64, pages: usize) -> bool {
 
 /// A run on a drained volume that cannot be read cannot be moved, so it is evicted.
 #[test]
-fn page_evicted_with_its_segment_has_this_cause() {
+fn page_evicted_with_its_segment_has_cause_segment() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -64,7 +64,7 @@ fn pages_of_a_removed_segment_file_are_damaged() {
 }
 
 #[test]
-fn put_without_space_is_refused_for_it() {
+fn put_without_space_is_refused_with_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = chained(PAGE);
@@ -81,7 +81,7 @@ fn put_without_space_is_refused_for_it() {
 
 /// The space of evicted pages is reusable after a sync, for which this put has no time.
 #[test]
-fn put_without_time_for_a_sync_is_refused_for_it() {
+fn put_without_time_to_sync_is_refused_with_deadline() {
     let disk = Arc::new(SimDisk::new(64 * MIB));
     let opts = Options { background_threads: false, ..options(Path::new("/store"), 8) };
     let open = open_beside(disk, &opts, Arc::new(|_| true)).unwrap();
@@ -103,7 +103,7 @@ fn put_without_time_for_a_sync_is_refused_for_it() {
 }
 
 #[test]
-fn put_beyond_the_write_budget_is_refused_for_it() {
+fn put_beyond_the_budget_is_refused_with_write_budget() {
     let dir = tempfile::tempdir().unwrap();
     let write_budget = Some(WriteBudget::parse("0B/day").unwrap());
     let opts = Options { write_budget, ..options(dir.path(), 12) };
@@ -116,7 +116,7 @@ fn put_beyond_the_write_budget_is_refused_for_it() {
 
 /// The buffer of the index's records is full, and its files get no space.
 #[test]
-fn put_that_the_index_cannot_record_is_refused_for_it() {
+fn put_that_the_index_cannot_record_is_refused_with_metadata() {
     let schedule = Schedule::new();
     let disk: Arc<dyn Medium> =
         Arc::new(Faulty::new(Arc::new(SimDisk::new(64 * MIB)), schedule.clone()));

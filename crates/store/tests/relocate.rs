@@ -101,7 +101,7 @@ fn unreadable_holes_do_not_stop_a_move() {
     }
     open.store.flush().unwrap();
     // A segment holds two runs of 1 + 8 * 15 units. The file is cut after the sixth page of the
-    // second run, so its two removed pages cannot be read.
+    // second run, so the two removed pages of that run cannot be read.
     for segment in std::fs::read_dir(dir.path().join("a")).unwrap().flatten() {
         let file = std::fs::OpenOptions::new().write(true).open(segment.path()).unwrap();
         file.set_len((121 + 1 + 6 * 15) * 4096).unwrap();

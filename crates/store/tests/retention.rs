@@ -200,8 +200,8 @@ fn earliest_retention_is_released_at_the_limit() {
         assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 2);
     }
-    // The limit is now half of the store: the retentions of the first loop end last and are kept,
-    // and runs of the second loop are retained besides them.
+    // The limit is now half of the store: the retentions of the first 60 puts end last, so those in
+    // force stay, and later puts are retained besides them.
     assert_eq!(present_pages(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
     // When the limit is lowered, the store releases the excess immediately.

@@ -108,7 +108,8 @@ fn zero_rate_scrubs_nothing_and_slow_scrub_delays_no_close() {
     put(&open.store, &chained(PAGE), &sequence(0, 5), None);
     assert_eq!(stats(&open).counters["scrubbed_runs"], 0);
     open.close();
-    // At one byte per second the next run is due days after a run. The close does not wait for it.
+    // At one byte per second the scrub reads a run days after the previous run. The close does not
+    // wait for the next run.
     let open = open_scrubbing(dir.path(), 1);
     let started = Instant::now();
     open.close();

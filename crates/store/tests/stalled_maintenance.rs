@@ -225,7 +225,7 @@ fn commit_ends_while_a_sync_stalls() {
     schedule.add(Rule::always(MediumFault::Stall).on(Op::SyncData).at("seg-"));
     let put_one =
         |name| try_put(&open.store, &unchained(UNIT), &sequence(name, 1), None).unwrap().pages;
-    // About 600 records fill the index's buffer.
+    // About 600 records fill the index's buffer. The next commit needs a sync, which stalls.
     let started = Instant::now();
     let stored = (0..2000).take_while(|name| put_one(*name) == 1).count();
     assert!((1..2000).contains(&stored), "{stored} puts needed no sync");

@@ -152,7 +152,8 @@ impl PrefillModel {
         }
         let mean = self.ts / self.tt;
         let spread = self.tt * self.pp - self.tp * self.tp;
-        // The two costs can be separated only if the observed lengths differ.
+        // The two costs can be separated only if the observed prefills differ in the mean number of
+        // tokens before a token.
         let (per_token, per_pair) = if spread > 1e-3 * self.tt * self.pp {
             let per_pair = (self.tt * self.ps - self.tp * self.ts) / spread;
             let per_pair = per_pair.clamp(0.0, self.ts / self.tp.max(f64::MIN_POSITIVE));
@@ -172,9 +173,10 @@ struct TierSpeed {
     latency: f64,
     /// Configured limit in bytes per second.
     cap: f64,
-    /// Sum of the weights of past loads: almost 1 for a long load, less for a short load. Because of
-    /// it the first loads count more; later a load counts at least `OBSERVATION_WEIGHT` times its
-    /// weight.
+    /// Sum of [`INITIAL_CONFIDENCE`] and of the weights of past loads; a weight is almost 1 for a
+    /// long load, less for a short load. A load's share in the average is its weight over this sum,
+    /// its own weight included, so the first loads have larger shares. The share is at least
+    /// `OBSERVATION_WEIGHT` times the weight.
     confidence: f64,
     /// Time of the last observation, in seconds of the caller's clock.
     observed_at: f64,
@@ -214,8 +216,8 @@ impl Gate {
     pub fn record_load(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
         let speed = &mut self.tiers[tier as usize];
         let (bytes, took) = (bytes as f64, took.as_secs_f64().max(1e-6));
-        // A small load mostly measures the latency, a large load the rate: the size of the load
-        // splits the error of the estimate between the two.
+        // A small load mostly measures the latency, a large load the rate: the more bytes a load
+        // has, the more it corrects the rate, and the less the latency.
         let share = bytes / (bytes + speed.rate * 0.01);
         // The average is over seconds per byte, not bytes per second, because the gate estimates
         // times.
@@ -349,13 +351,15 @@ mod tests {
 
     #[test]
     fn gate_loads_above_break_even_only() {
-        // A page has 64 tokens and takes 6.4 ms to compute, so loading breaks even at 164 MB/s.
+        // A page has 64 tokens and 1 MiB, and takes 6.4 ms to compute, so loading breaks even at
+        // 164 MB/s.
         for (rate, pages) in [(1.5e9, 30), (300e6, 30), (120e6, 0), (20e6, 0)] {
             let decided = gate(rate).decide(&query(&disk(30), 2_000), 0.0);
             assert_eq!(decided.pages, pages, "{rate}: {decided:?}");
             let total = decided.load + decided.compute;
             assert!(total <= decided.recompute);
-            // A load that is declined would gain less than the least gain.
+            // A load that the gate declines would save at most the share `MIN_GAIN` of the time to
+            // compute.
             assert_eq!(decided.with_load > decided.recompute.mul_f64(1.0 - MIN_GAIN), pages == 0);
         }
     }

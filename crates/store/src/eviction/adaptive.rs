@@ -35,17 +35,17 @@ const INDEX_BYTES_PER_PAGE: u64 = 34;
 const MEMORY_FLOOR: u64 = 4 << 20;
 /// Bytes of memory per page of one shadow, including remembered keys and unused space in tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
-/// Number of requested pages after which the weight of a hit has decayed to 1/e, as a multiple of
-/// the pages that the store holds (in the sample, at least of 256 pages).
+/// Number of requested sampled pages after which the weight of a hit has decayed to 1/e, as a
+/// multiple of the sampled pages that the store holds, or of 256 if the store holds fewer.
 const WINDOW: f64 = 64.0;
 /// A candidate takes over if its recent hits exceed the hits of the followed candidate by more than
-/// `MARGIN` of the requested pages plus [`SIGMAS`] standard errors.
+/// the share `MARGIN` of the requested pages plus [`SIGMAS`] standard errors.
 const MARGIN: f64 = 0.005;
 /// Standard errors in the condition of [`MARGIN`]. Whole sequences hit or miss together, so the
 /// standard error of the difference of two candidates is computed from their differences in each
 /// requested sequence, not in each page.
 const SIGMAS: f64 = 2.0;
-/// Number of requested sampled pages between two decisions which candidate to follow.
+/// Number of requested sampled pages between two decisions about the candidate to follow.
 const DECIDE_EVERY: u64 = 64;
 
 /// Evicts by the candidate whose shadow had most hits recently. Another candidate takes over only
@@ -75,9 +75,9 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// An eviction takes pages from the end of a run or a part of it: a multiple of `chunk_units`
-    /// units, rounded up to whole pages; all of it if less than a chunk, or less than the requested
-    /// units, would be left.
+    /// An eviction cuts pages off the end of a piece of a run: the units that are still to be
+    /// freed, rounded up to a multiple of `chunk_units` and then to whole pages. It cuts the whole
+    /// piece if fewer than `chunk_units` or fewer than the requested units would remain.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),

@@ -15,7 +15,7 @@ pub(super) struct AdaptiveReplacement {
     lists: [List; 2],
     /// Keys of the pages that were evicted from each of the lists.
     ghosts: [Ghosts; 2],
-    /// Target units of the first list.
+    /// Target units of the list of pages put once and not used since.
     target: u64,
     capacity: u64,
     keys: usize,

@@ -132,8 +132,8 @@ impl Kind {
         let mut hazards = [0.0; AGES];
         let (mut reached, mut left) = (self.began, 1.0);
         for (age, hazard) in hazards.iter_mut().enumerate().take(AGES - 1) {
-            // Count half of the units of exactly this age, because they are on average in the
-            // middle of the step.
+            // Count half of the units that entered the kind `age` steps ago: on average they
+            // entered in the middle of that step.
             let half = self.begins[(now as usize - age) % AGES] / 2.0;
             let believed = expected * prior / (4 + age) as f32;
             let waited = (reached - half).max(0.0) * left;
@@ -159,7 +159,7 @@ struct Wait {
 }
 
 /// Computes, for every age, the best rate of uses per step that waiting can bring. `hazards[age]`
-/// is the share of the pages unused before `age` that are used within this step.
+/// is the share of the pages unused before `age` that are used within the step of that age.
 ///
 /// Iterates from the last step backwards. An interval is extended while the extension raises its
 /// rate, so the intervals on the stack have falling rates (as in pooling adjacent violators), and
@@ -221,7 +221,7 @@ impl Density {
         }
         self.used += units;
         let step = (self.capacity / STEPS).max(1);
-        // Bounds the number of loop passes. No step is lost that would move a piece: after [`AGES`]
+        // Bound the loop to twice [`AGES`] steps. Further steps would move no piece: after [`AGES`]
         // steps all pieces are in the lists `old`.
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
@@ -319,9 +319,10 @@ impl EvictionPolicy for Density {
 
     fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
-        // The clock of the previous policy may have been ahead. For a stamp ahead of this clock,
-        // [`Kind::list`] would return `old` now, and a different list after the clock has reached
-        // the stamp, while the piece stays in `old`.
+        // The previous policy may have set the stamp by a clock that was ahead of this policy's
+        // clock. For such a stamp, [`Kind::list`] would return `old` now, and a different list
+        // after this policy's clock has reached the stamp, although the piece would still be in
+        // `old`.
         if piece.stamp > self.now {
             piece.stamp = self.now - AGES as u32;
         }

@@ -67,13 +67,15 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// Returns the next victim, or `None` if no piece is listed.
     fn victim(&mut self, pieces: &mut Pieces) -> Option<u32>;
 
-    /// Records the eviction of pages at the end of a piece: their units, and the key of the first
-    /// of them. The default, for a policy that remembers no evictions, ignores it.
+    /// Records the eviction of pages at the end of a piece: `units` is the units of these pages,
+    /// `key` the key of the first of them. The default, for a policy that remembers no evictions,
+    /// does nothing.
     fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
         let _ = (pieces, slot, key, units);
     }
 
-    /// Whether [`EvictionPolicy::evicted`] uses keys: by default not, and the caller passes zero.
+    /// Whether [`EvictionPolicy::evicted`] uses keys. If not (the default), the caller passes zero
+    /// as the key.
     fn remembers(&self) -> bool {
         false
     }

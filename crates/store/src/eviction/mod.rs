@@ -70,7 +70,8 @@ pub enum Demand {
 /// The state of runs that a policy may query while it chooses victims.
 pub trait EvictionContext {
     /// Whether a run must stay complete: it is leased (by a reader, or by a put whose pages follow
-    /// it), retained or absent, or only on volumes that this eviction spares.
+    /// it), retained or absent, or, in an eviction that spares the volumes that puts avoid, only on
+    /// such volumes.
     fn is_protected(&self, run: RunId) -> bool;
     /// The key of page `page` of a run: see [`Resident::key`]. Zero if the run has no page `page`.
     fn page_key(&self, run: RunId, page: u32) -> u64;

@@ -7,8 +7,8 @@ use super::pieces::{List, Piece, Pieces};
 /// New pages enter a small queue, which has a tenth of the space. A page that reaches the end of
 /// the small queue moves to the main queue if it was used in the small queue. Pages that are put
 /// again soon after their eviction from the small queue enter the main queue. A page that reaches
-/// the end of the main queue returns to the queue's start if the page's count of uses is not zero:
-/// each use adds one to the count, up to three, and each return subtracts one.
+/// the end of the main queue returns to the queue's start if the page's count of uses in the main
+/// queue is not zero: each use adds one to the count, up to three, and each return subtracts one.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
 /// one use suffices to move a page to the main queue. A lease and a read are separate uses, also if

@@ -316,7 +316,8 @@ impl Tree {
         self.move_some();
         for used in path.iter().rev() {
             let Some(&last) = self.last.get(&used.run) else { continue };
-            // The piece after `slot`, if it was used too.
+            // `behind` is the piece after `slot` in the run; `None` if this use did not cover that
+            // piece.
             let (mut slot, mut behind) = (last, None);
             loop {
                 let piece = &self.pieces[slot];

@@ -117,7 +117,8 @@ impl Bounds {
         if stored < 2 {
             // Sealed segments count towards the capacity until they are removed.
             let now = stats(open);
-            // If a volume is absent, an earlier check may have put this page on it.
+            // An earlier check may have put these pages on the volume that is absent now: this put
+            // is then refused with the reason `absent_space`.
             let absent = absent && outcome.reason == "absent_space";
             let refused = !self.has_room || !is_change_complete(&now) || absent;
             assert!(refused, "a put was refused ({}): {now:?}", outcome.reason);

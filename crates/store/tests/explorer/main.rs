@@ -13,12 +13,12 @@
 //! * retained and leased pages are not evicted, even if the store's capacity changes;
 //! * the allocated bytes do not exceed the capacity, or the previous capacity while the store
 //!   shrinks;
-//! * opening never fails, and the opened store takes a flush, a get and, if it has space, a put. It
-//!   completes an interrupted change of capacity;
+//! * opening never fails, and the opened store takes a flush, a get and, if it has space, a put.
+//!   The opened store completes an interrupted change of capacity;
 //! * no file is created under the mount point of an absent volume;
 //! * a commit fails only if the owner is poisoned, or is not the owner that reserved the space.
 //!
-//! The seed selects the group of the history's workload: see [`workload`].
+//! The seed selects the history's workload: see [`workload`].
 //!
 //! A seed determines its history. `RITORNELLO_CRASH_SEED=7` runs history 7 and prints its
 //! operations; `RITORNELLO_CRASH_STATES=1000000` runs histories, starting with the seed

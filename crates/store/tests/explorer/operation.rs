@@ -68,8 +68,8 @@ pub enum Operation {
         hours: u64,
     },
     /// Kills the owner after `after` changes of the disk, at the latest when `operation` and the
-    /// calls after it have ended: further puts after a put, and a flush unless `operation` is a
-    /// reopening. The disk keeps its power.
+    /// calls that follow it have ended. These calls are further puts if `operation` is a put, and a
+    /// flush unless `operation` is a reopening. The disk keeps its power.
     Kill {
         operation: Box<Operation>,
         after: u64,
@@ -226,8 +226,8 @@ impl Operation {
         let pages = 1 + rng.below(keys_of(at).0.pages as u64) as usize;
         let client_number = rng.below(workload.clients.max(1) as u64) as usize;
         let roll = rng.below(100);
-        // In a history with clients, values of `roll` below 39 choose the clients' operations, so
-        // operations on volumes have values from 64.
+        // The values 0 to 17 of `roll` choose operations on volumes. In a history with clients, the
+        // values 0 to 38 choose the clients' operations, and 64 to 81 operations on volumes.
         let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
             && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, dirs, absent)

@@ -20,7 +20,7 @@ pub struct UnfinishedPut {
     sums: Vec<Option<u64>>,
     /// Whether the scope was dropped; a commit then stores no pages.
     pub void: bool,
-    /// The epoch of the owner that reserved the space.
+    /// The owner epoch of the owner that reserved the space.
     pub epoch: u32,
 }
 

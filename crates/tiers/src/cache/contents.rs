@@ -82,7 +82,8 @@ impl Cache {
         let mut at = 0;
         loop {
             let before = at;
-            // Pages of a prompt may alternate between the tiers.
+            // Pages of a prompt may alternate between the tiers: repeat the pass until no tier has
+            // the next page.
             for tier in &self.tiers.local {
                 at += tier.store().probe(scope, &keys[at..])?;
             }

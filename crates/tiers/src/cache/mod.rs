@@ -11,15 +11,15 @@
 //!
 //! **Promises.** No lookup, read or put waits for the remote, or for background work to end. A read
 //! of a tier with a rate limit waits for the time that earlier transfers and the read itself take
-//! at that rate. Under a rate limit, each reservation of a background copy between tiers covers at
-//! most 20 ms of the tier's time; a put, a fetch from the remote, and the storing of fetched pages
-//! reserve all the time that they take.
-//! Background work drops pages that it cannot write within the limits of its queue and its
-//! deadlines, and counts them as `dropped_pages`. A put's ticket reports pages as stored only if
-//! they are on the first tier, not if they were spilled. Pages that are neither on the first tier
-//! nor spilled count as `lost_pages` of each lower tier that should write them. A faulty tier
-//! causes misses, and never delivers wrong bytes: a read returns the bytes that were put or, in
-//! scopes with the lossy codecs `int8` and `int4`, the values as the codec has rounded them.
+//! at that rate. Under a rate limit, a background copy between tiers reserves at most 20 ms of the
+//! tier's time at once; a put, a fetch from the remote, and the storing of fetched pages reserve
+//! all the time that they take. Background work drops pages that it cannot write within the limits
+//! of its queue and its deadlines, and counts them as `dropped_pages`. A put's ticket reports pages
+//! as stored only if they are on the first tier, not if they were spilled. Pages that are neither
+//! on the first tier nor spilled count as `lost_pages` of each lower tier that should write them. A
+//! faulty tier causes misses, and never delivers wrong bytes: a read returns the bytes that were
+//! put or, in scopes with the lossy codecs `int8` and `int4`, the values as the codec has rounded
+//! them.
 //!
 //! **Parts.** Each part has a separate state, with locks and threads if it needs them, and knows
 //! only the parts listed below it:

@@ -156,8 +156,8 @@ impl Prefetcher {
 
     /// Returns the bytes reserved for other prompts, and the bytes still to fetch for `job`'s
     /// prompt. In chained scopes the last key identifies a prompt in all scopes that hold parts of
-    /// its pages, and each reservation covers all these scopes. In unchained scopes each list of
-    /// keys counts as a separate prompt, so a page of two lists counts twice.
+    /// its pages, and the reserved bytes of a prompt cover all these scopes. In unchained scopes
+    /// each list of keys counts as a separate prompt, so a page of two lists counts twice.
     fn usage_beside(&self, job: &Prefetch) -> (u64, u64) {
         let (mut others, mut separate, mut own) = (HashMap::<&[u8], u64>::new(), 0_u64, 0);
         let chained = job.pages.scope.chained;

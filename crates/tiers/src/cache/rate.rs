@@ -2,7 +2,7 @@
 //! its bytes take at the limit, after the times that earlier transfers reserved. Reads, fetches and
 //! background copies wait until their reserved time has passed; puts, and the storing of fetched
 //! pages, do not wait. A background copy reserves at most [`BACKGROUND_QUANTUM`] at once, so that a
-//! load can start between two of its reservations.
+//! load waits for a background copy at most this long.
 
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
@@ -20,7 +20,7 @@ const BACKGROUND_QUANTUM: f64 = 0.02;
 #[derive(Debug, Default)]
 pub(super) struct RateLimiter {
     bytes_per_second: Option<u64>,
-    /// End of the last reservation.
+    /// End of the time that transfers have reserved.
     reserved_until: Mutex<Option<Instant>>,
 }
 
@@ -38,9 +38,9 @@ impl RateLimiter {
         self.bytes_per_second.map_or(u64::MAX, |rate| (duration.as_secs_f64() * rate as f64) as u64)
     }
 
-    /// Reserves the time that `bytes` take at the limit, from the end of the last reservation or
-    /// from now, if that is later. Returns the reserved time; `None` without a limit, or if the
-    /// time is too long to be represented.
+    /// Reserves the time that `bytes` take at the limit, starting at the end of the time that
+    /// earlier transfers reserved, or now if that is later. Returns the reserved time; `None`
+    /// without a limit, or if the time is too long to be represented.
     pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
         let duration = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second? as f64);
         let mut reserved_until = self.reserved_until.lock();
@@ -52,9 +52,9 @@ impl RateLimiter {
     }
 
     /// [Reserves](Self::reserve) the time that `bytes` take, and waits until it has passed. Returns
-    /// how long the reservations of earlier transfers delayed its beginning. If `control` stops the
-    /// wait first, or its deadline is before the end of the reserved time, cancels the reservation
-    /// and returns `None`.
+    /// how long earlier transfers delayed the beginning of this time. If `control` stops the wait
+    /// first, or its deadline is before the end of the reserved time, gives the time back and
+    /// returns `None`.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
         let requested_at = Instant::now();
         let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };
@@ -74,7 +74,8 @@ impl RateLimiter {
     }
 
     /// Waits like [`wait`](Self::wait), in steps of [`BACKGROUND_QUANTUM`]. Returns false if
-    /// `control` stops the wait, and immediately if the deadline cannot be met.
+    /// `control` stops the wait, and immediately if the wait would end after the deadline of
+    /// `control`.
     pub(super) fn wait_in_steps(&self, bytes: u64, control: &Control) -> bool {
         let Some(rate) = self.bytes_per_second else { return true };
         let duration = (self.backlog() as f64 + bytes as f64) / rate as f64;

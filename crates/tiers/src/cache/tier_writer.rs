@@ -355,7 +355,7 @@ impl TierWriter {
         let (pages, range) = (&job.pages, job.range.clone());
         if pages.parent.is_some() {
             // An object holds a group of pages counted from the start of the prompt, and the
-            // position of these pages in the prompt is unknown.
+            // position of these pages in the prompt is unknown, so no object can be written.
             return (0, 0);
         }
         let step = step_pages(pages.page_bytes);

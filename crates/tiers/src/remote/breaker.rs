@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Consecutive failures that open the breaker.
 const FAILURES: u32 = 5;
-/// Time that the breaker stays open after failures, and maximum of this time, which doubles when a
-/// trial call fails. A refusal opens a closed breaker for the maximum.
+/// Time that the breaker stays open after failures. The time doubles when a trial call fails, up to
+/// [`LONGEST`]. A refusal opens a closed breaker for [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 

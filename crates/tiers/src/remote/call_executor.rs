@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const THREADS: usize = 8;
 /// Maximum calls that wait for a thread.
 const MAX_QUEUED: usize = 64;
-/// Maximum attempts of one call, and the pause before the first retry; the pause doubles for each
+/// Maximum attempts of one call, and the pause before the first retry. The pause doubles for each
 /// further retry.
 const TRIES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

@@ -8,14 +8,15 @@
 //! exceeds the age limit, or all objects together exceed the budget.
 //!
 //! **Concurrent readers and writers.** Objects are removed whole. If a reader found an object that
-//! is then removed, the read is a miss, and the request is computed. A writer that found the
-//! removed object earlier keeps this knowledge for ten minutes. Until then it does not write the
-//! object again, and the later objects that it writes are orphans. Both cases cost hits but deliver
-//! no wrong byte: names are derived from the keys of the pages, so an object that is written again
-//! has the same pages (possibly with other compression or another seal). Objects younger than the
-//! grace period stay. Concurrent collectors with the same options choose the same objects; deleting
-//! an object twice is harmless. Ages are measured by the remote's clock, which is read by writing
-//! an object. Unfinished files of killed writers are removed after a day.
+//! is then removed, the read is a miss, and the request is computed. A writer that found the object
+//! before its removal counts it as existing until ten minutes after it was found. Until then the
+//! writer does not write the object again, and the later objects that it writes are orphans. Both
+//! cases cost hits but deliver no wrong byte: names are derived from the keys of the pages, so an
+//! object that is written again has the same pages (possibly with other compression or another
+//! seal). Objects younger than the grace period stay. Concurrent collectors with the same options
+//! choose the same objects; deleting an object twice is harmless. Ages are measured by the remote's
+//! clock, which is read by writing an object. Unfinished files of killed writers are removed after
+//! a day.
 
 use super::backend::Backend;
 use super::inventory::{CLOCK, Inventory, Object};

@@ -4,8 +4,8 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Time for which a missing object is not queried again. The cache does not see that another
-/// process writes the object within this time.
+/// Time for which a missing, unreadable or damaged object is not queried again. The cache does not
+/// see that another process writes the object within this time.
 const NOT_FOUND_FOR: Duration = Duration::from_secs(5);
 /// Time for which an existing object is not queried again. If the object is removed within this
 /// time, a read fails and updates the cache.

@@ -1,4 +1,4 @@
-//! Entry points for fuzzing objects, seals and names of a remote, compiled with the feature
+//! Entry points for fuzzing objects, seals and names of a remote, compiled with the Cargo feature
 //! `fuzzing`.
 //!
 //! The first byte of an input of [`object`] selects the form of the object; the bytes of the object

@@ -111,9 +111,9 @@ impl ObjectFinder {
     }
 
     /// Returns the number of full objects before the first known hole. A hole is a full object that
-    /// is cached as missing, or one that could not be read and is missing when this method queries
-    /// it again. Pass the result to [`find`](Self::find): with a larger bound its ternary search
-    /// may skip the hole, and count pages after it.
+    /// is cached as missing, or that could not be read or was rejected, and is missing when this
+    /// method queries it again. The caller passes the result to [`find`](Self::find), whose ternary
+    /// search could otherwise skip the hole and count pages after it.
     pub(super) fn groups_before_hole(
         &self,
         prompt: &Prompt<'_>,

@@ -61,10 +61,10 @@ impl ObjectRead<'_> {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // `from..to` is where the pages would be without compression. If the header says that
-            // they are elsewhere, they are fetched again from there. A header whose page length or
-            // page count differs from the prompt's is ignored here: a forged header could otherwise
-            // cause fetches of any length.
+            // The requested range is where the pages are in an object without compression. If the
+            // header names another range, fetch the pages from that range. A header whose page
+            // length or page count differs from the prompt's is ignored here, because a forged
+            // header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
             let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in

@@ -5,9 +5,10 @@ use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// Pieces that were protected when they became victims, beyond the number that one call skips
-/// (`EXAMINED_MAX` in `tree/victims.rs`). No list of a policy holds them, except pieces that were
-/// used, or lost their last child, since they were added.
+/// Pieces that were protected when they became victims. They exclude the first pieces that each
+/// call skips (`EXAMINED_MAX` in `tree/victims.rs`), which that call lists again. No list of a
+/// policy holds them, except pieces that were used, or lost their last child, since they were
+/// added.
 ///
 /// The tree does not learn when a protection ends, so each eviction examines some of these pieces
 /// again, the longest-waiting first. A piece that is protected for a long time is thus skipped once

@@ -39,13 +39,14 @@ impl History {
     /// missing.
     pub(super) fn check_recorded_within(&mut self, before: &Bounds, open: &Open) {
         self.allow_evictions(&present_pages(&open.store));
-        // The operation may have released retentions before power failed.
+        // If the operation released retentions early, expect no retention: power may have failed
+        // after the release.
         self.note_displaced(open);
         self.check_recorded_since(before);
     }
 
     /// Checks all crash states that are not checked yet. `before`: the bounds when the operation
-    /// began. A state may contain any page that the bounds permitted then or permit now.
+    /// began. A state may contain any page that `before` or the current bounds permit.
     pub(super) fn check_recorded_since(&mut self, before: &Bounds) {
         let most = before.most.iter().zip(&self.bounds.most).map(|(a, b)| a | b).collect();
         let visible = before.visible.iter().zip(&self.bounds.visible).map(|(a, b)| a & b).collect();

@@ -164,8 +164,8 @@ impl History {
             if done {
                 self.expect_dropped(operation);
             }
-            // Flushed pages that were not evicted are present. The killed process may have evicted
-            // pages without making the eviction durable.
+            // Expect only the flushed pages that are still present. The killed process may have
+            // evicted the others, and the eviction may be durable or not.
             if !self.workload.never_full {
                 self.allow_evictions(&present);
             }
@@ -200,8 +200,9 @@ impl History {
     /// Puts further sequences, so that more writes are in flight at a kill.
     fn put_more(&mut self, open: &Open, puts: usize) {
         for _ in 0..puts {
-            // The next put may store pages again that an earlier put evicted. After a crash these
-            // pages are missing if the disk has the eviction and lacks the later put.
+            // Expect no page that an earlier put evicted, although the next put may store it again:
+            // after a crash the page is missing if the disk has the eviction and lacks the later
+            // put.
             if !self.workload.never_full {
                 self.allow_evictions(&present_pages(&open.store));
             }
