@@ -14,8 +14,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 /// A callback that reports that the store is poisoned. The thread whose write or sync failed runs
-/// the callback with locks held, or, if the store is poisoned already, the thread that sets the
-/// callback. The callback must not block.
+/// the callback, with locks held. If the store is poisoned already, the thread that sets the
+/// callback runs it. The callback must not block.
 pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 
 /// The sync rounds of a store.

@@ -131,8 +131,8 @@ impl Store {
         self.with_scope(scope, KeyListing::default(), |s| self.catalog.keys(s, after, limit))
     }
 
-    /// Changes capacity or directories of a store in use. Returns when the change is complete;
-    /// after adding a directory, without waiting for segments to be emptied.
+    /// Changes capacity or directories of a store in use. Returns when the change is complete.
+    /// After adding a directory, returns without waiting for segments to be emptied.
     ///
     /// # Errors
     /// `Retry` if the change takes longer than four minutes: it then continues in the background.

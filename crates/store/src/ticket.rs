@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A submitted put or get. Its buffers stay in use until it is done, even if the ticket is dropped.
+/// A submitted put or get. The caller's buffers stay in use until the put or get is done, even if
+/// the ticket is dropped.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     shared: Arc<TicketState>,

@@ -8,9 +8,9 @@ use super::pieces::{List, Piece, Pieces};
 /// pages with the fewest expected hits per unit of time.
 ///
 /// The worth of a page of age `a` is the best rate of hits that waiting for its use can bring: the
-/// maximum over `t` of P(used within `t`) / E(time until the use, at most `t`), where both are
-/// conditional on no use up to `a`. The policy therefore keeps a part of the pages that recur at
-/// long intervals, and evicts pages past their expected time of use.
+/// maximum over `t` of P(used within `t`) / E(time until the use, at most `t`), where P and E are
+/// conditional on no use up to age `a`. The policy therefore keeps a part of the pages that recur
+/// at long intervals, and evicts pages past their expected time of use.
 ///
 /// The policy follows Beckmann, Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit
 /// Density", NSDI '18, with two changes. In LHD the time that a page takes ends with its use or

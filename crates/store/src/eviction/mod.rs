@@ -126,10 +126,11 @@ pub struct Victim {
 /// under the lock of the core's state, so every method is fast: no work proportional to the number
 /// of runs, and no I/O, except that the index `lsm` may read its files for an [`EvictionContext`].
 ///
-/// **Protocol.** Runs are admitted when they are committed or salvaged, and, least recently used
-/// first, at open and when their scope gets a quota, which adds a policy. Whenever the index
-/// reports removed pages, for any reason, the store calls [`Eviction::shrink`] or
-/// [`Eviction::remove`], also for the victims that [`Eviction::victims`] returned.
+/// **Protocol.** Runs are admitted when they are committed or salvaged. At open all runs are
+/// admitted, least recently used first. A quota gives its scope another policy, to which the runs
+/// of the scope are admitted in the same order. Whenever the index reports removed pages, for any
+/// reason, the store calls [`Eviction::shrink`] or [`Eviction::remove`], also for the victims that
+/// [`Eviction::victims`] returned.
 pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;

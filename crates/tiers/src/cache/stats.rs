@@ -245,8 +245,8 @@ pub struct PrefetchStats {
     pub cancelled: u64,
     /// Prefetches without a page worth fetching, or without space on the first tier.
     pub not_worthwhile: u64,
-    /// Prefetches, not cancelled, that could not fetch a page or put it to the first tier, or got
-    /// no answer from the remote.
+    /// Prefetches that got no answer from the remote; and prefetches, not cancelled, that could not
+    /// fetch a page or put it to the first tier.
     pub failed: u64,
     /// Prefetches not started because too many prefetches were queued, because the outcomes of too
     /// many were kept for later lookups, or because no thread could be started.

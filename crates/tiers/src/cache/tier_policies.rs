@@ -47,9 +47,9 @@ pub enum PrefetchPolicy {
     /// Until the prefetch has ended, with or without all pages worth fetching, or
     /// [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
-    /// For `base`, plus, once the remote has answered, `per_ki_token` times the number of tokens of
-    /// the prompt whose pages are on no local tier, divided by 1,024; but at least for one and a
-    /// half times the gate's estimate of the fetch.
+    /// For `base`. Once the remote has answered, also for `per_ki_token` per 1,024 tokens of the
+    /// prompt whose pages are on no local tier. In all at least for one and a half times the gate's
+    /// estimate of the load, and at most for [`MAX_LOOKUP_WAIT`].
     Timeout {
         /// Time that does not depend on the number of tokens.
         base: Duration,
@@ -99,7 +99,8 @@ impl PrefetchPolicy {
     }
 
     /// Maximum time a lookup stays pending while pages are fetched, if pages of `tokens` tokens are
-    /// on no local tier. `expected` is the gate's estimate of the fetch; zero if the gate has none.
+    /// on no local tier. `expected` is the gate's estimate of the time to load; zero if the gate
+    /// has none.
     #[must_use]
     pub fn max_wait(&self, tokens: u64, expected: Duration) -> Duration {
         match *self {
