@@ -10,12 +10,13 @@ PAGE_TOKENS = 64
 CONVERSATIONS = 4
 TURNS = 5
 ANSWER_TOKENS = 16
-# A text has more than 0.9 tokens per character, so a page of text has fewer characters than this.
+# Characters of a text of about one page: a text has more than 0.9 tokens per character.
 PAGE_CHARACTERS = 70
 OPENING_PAGES, TURN_PAGES = 6, 2
 ALONE_PAGES = 10
-# Tokens of the longest prompt and its answer are fewer: answers of a model with random weights have
-# up to three tokens per generated token when they are part of a history.
+# Upper bound of the tokens of a prompt and its answer. The factor 2 leaves room for the answers in
+# a history, which have up to three tokens per generated token, because the model's weights are
+# random.
 MAX_TOKENS = 2 * PAGE_TOKENS * (OPENING_PAGES + (TURNS - 1) * TURN_PAGES)
 
 

@@ -6,7 +6,7 @@ service and commands to try are printed. The load continues slowly until Ctrl-C.
 
 With `--check` the load is short, and the claims of `demo.serve_report.broken_claims` are checked.
 Exit code 0 if every claim held or Ctrl-C ended the load, 1 if a claim did not, 2 if a server did
-not run or the demonstration was interrupted before.
+not run or the demonstration was interrupted before its first report.
 """
 
 import argparse
@@ -35,11 +35,11 @@ from servers.vllm import VLLMServer, connector
 MODEL = ROOT / "build/demo/model"
 FOLDER = ROOT / "build/serve-demo"
 # The store has room for the conversations that continue, and for few that have ended. vLLM's memory
-# has room for fewer, so that pages are loaded from the store.
+# has no room for all that continue, so that pages are loaded from the store.
 STORED_PAGES = 112
 SEGMENT_BYTES = 4 << 20
 KV_BLOCKS = MAX_TOKENS // PAGE_TOKENS + 2
-# Generations of conversations before the first report.
+# The first report follows after the requests of this number of complete sets of conversations.
 GENERATIONS = 2
 PAUSE_SECONDS = 3.0
 METRICS = "^ritornello_(hit|missed|evicted)_pages_total"
@@ -86,7 +86,7 @@ def write_scrape_config(service: NodeService) -> Path:
 
 
 def tell(console: Console, service: NodeService, engine: VLLMServer, request_id: str) -> None:
-    """Prints where to look."""
+    """Prints the addresses of the servers, and commands that show the load."""
     command, store = os.path.relpath(COMMAND), os.path.relpath(service.store)
     scrape = os.path.relpath(write_scrape_config(service))
     folder = os.path.relpath(FOLDER / "prometheus")

@@ -12,7 +12,8 @@ from demo.chat import ChatLoad
 from ritornello.bench.metrics import Metrics
 from servers.node_service import NodeService
 
-# Decisions arrive at the owner about two seconds after they were made.
+# Maximum wait for decisions, which usually arrive at the owner about two seconds after they are
+# made.
 DECISION_SECONDS = 20.0
 HIT, EVICTED, NOT_STORED = "a prompt that hit", "an evicted prompt", "a prompt never stored"
 # The answer that an explanation of each of these prompts must contain.

@@ -38,7 +38,7 @@ ALLOWED = {
 LICENSES = ROOT / "packaging/licenses"
 # Files of these types are not texts of licenses.
 SOURCES = (".rs", ".py", ".sh", ".json", ".toml", ".hbs", ".png")
-# A shorter file is a link that was packed as a file.
+# Minimum bytes of a license's text: a shorter file is a link that was packed as a file.
 TEXT_MIN = 64
 NAMES = ("license", "licence", "copying", "notice", "unlicense")
 RULE = "=" * 80
@@ -50,9 +50,9 @@ list come the texts of their licenses, each once, with the crates that have this
 
 
 def license_files(crate: dict[str, Any]) -> list[Path]:
-    """Returns the files of a crate that must be delivered. Of a crate with a choice of licenses,
-    these are the Apache License, if it is one of them, because all such crates share its text, the
-    file NOTICE, which this license requires, and files in folders, which concern parts of it.
+    """Returns the files of a crate that must be delivered. If a crate offers the Apache License,
+    these are that license, whose text many crates share, the file NOTICE, which the license
+    requires, and files in folders, which concern parts of the crate.
     """
     given = LICENSES / crate["name"].split("-")[0]
     if given.exists():
@@ -141,7 +141,7 @@ def notices() -> str:
             problems.append(f"{name} has no text of its license: add it to packaging/licenses")
         for path in files:
             text = path.read_text(errors="replace")
-            # Crates break the lines of the same text differently.
+            # Compare texts without white space, because crates break the lines differently.
             first = texts.setdefault("".join(text.split()), text.strip("\n"))
             users[first].append(name)
     if problems:

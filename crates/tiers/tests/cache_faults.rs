@@ -10,7 +10,7 @@ use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Limit of the time that all calls of a test take together while the remote hangs.
+/// Maximum time that all calls of one test take together while the remote hangs.
 const BOUND: Duration = Duration::from_secs(30);
 
 fn over(list: &[&str], settings: &Settings, remote: &Arc<FaultyRemote>) -> Cache {
@@ -189,8 +189,8 @@ fn shared_prefix_is_fetched_once() {
     find_once(&cache, &b);
     assert_eq!((find(&cache, &a).local, find(&cache, &b).local), (320, 320));
     assert!(reads(&cache, &a, 0) && reads(&cache, &b, 0));
-    // An object of shared pages was fetched once. An object that also holds pages after the fork
-    // was fetched for each prompt.
+    // An object of pages that the prompts share was fetched once. An object that also holds pages
+    // in which the prompts differ was fetched for each prompt.
     let pages = cache.stats().unwrap().prefetch.pages;
     assert!((340..=350).contains(&pages), "{pages}");
 }

@@ -52,7 +52,7 @@ fn gc_of_20000_circular_headers_ends_within_10_s() {
     assert!(took < Duration::from_secs(10), "20,000 objects took {took:?}");
 }
 
-/// A backend whose objects have chosen times of writing.
+/// A backend that lists each object with the time of writing that the test sets for the object.
 #[derive(Debug, Default)]
 struct Dated(MemoryBackend, Mutex<HashMap<String, u64>>);
 

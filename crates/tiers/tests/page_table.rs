@@ -28,9 +28,9 @@ fn prompts() -> Vec<Vec<PageHash>> {
 
 /// A step of the test. `Claim`, `Lock` and `Forget` hold the index of a prompt and the two ends of
 /// a range of its pages, `Walk` the index of a prompt and a number of its leading pages, `Evict` a
-/// number of pages. `MarkPresent` ends one of the claims in progress, as a transfer that arrived or
-/// not, and `Unlock` one of the locks in progress; their number, modulo the number of claims or
-/// locks, is the index in the list.
+/// number of pages. `MarkPresent` ends a claim in progress; its flag says whether the transfer
+/// arrived. `Unlock` ends a lock in progress. The number of `MarkPresent` and `Unlock` selects the
+/// claim or lock: it is the index in the list of them, modulo the length of the list.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Claim(Tier, usize, usize, usize),

@@ -1,6 +1,6 @@
-//! Space for prefetches on the first tier: prefetched pages use at most three quarters of it, and
-//! are not evicted for another prompt before a lookup takes them. A slow tier or remote delays a
-//! prefetch, and does not end it.
+//! Space for prefetches on the first tier: prefetched pages use at most three quarters of the tier,
+//! and are not evicted for another prompt before a lookup finds them. A slow tier or remote delays
+//! a prefetch, and does not end it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -171,8 +171,8 @@ fn faults_cost_hits_and_deliver_no_wrong_byte() {
         {
             assert!(tier.stats().calls.open, "{fault:?}: the breaker must be open");
             let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-            // The deadline is long, because on a busy machine the backend may refuse the call late;
-            // a call that hangs gets a short deadline, because it lasts until its deadline.
+            // A call that hangs lasts until its deadline, so this deadline is short. The other
+            // faults get a long deadline, because a busy machine may answer late.
             let patience = if fault == BackendFault::Hangs { 20 } else { 20_000 };
             let deadline = Instant::now() + Duration::from_millis(patience);
             assert_eq!(
@@ -260,7 +260,7 @@ fn compressed_pages_are_read_by_range() {
     }
 }
 
-/// A memory backend whose objects have chosen times of writing.
+/// A memory backend with a clock that the test sets, which gives the objects' times of writing.
 #[derive(Debug, Default)]
 struct Aged {
     inner: MemoryBackend,

@@ -140,10 +140,11 @@ impl Map {
         let begun = Instant::now();
         let whole = self.length / HUGE * HUGE;
         let at = |offset: usize| self.base.as_ptr().wrapping_byte_add(offset);
-        // The kernel collapses only ranges in which some page is allocated, on the node of this
-        // page. Where memory is interleaved, the node follows from the number of the page in the
-        // file, so a different page of each range is touched. If the mount allows huge pages, these
-        // calls allocate them.
+        // The kernel collapses a range into a huge page only if some page of it is allocated, and
+        // allocates the huge page on the NUMA node of this page. So touch one page of each range.
+        // If memory is interleaved, a page's number in the file determines its node, so touch a
+        // page at a different offset in each range. On a mount with huge pages, these calls
+        // allocate them.
         let page = rustix::param::page_size();
         for offset in (0..whole).step_by(HUGE) {
             let touched = offset + offset / HUGE * page % HUGE;
@@ -159,7 +160,7 @@ impl Map {
                     _ => Err(io::Error::last_os_error()),
                 };
             collapse().or_else(|error| match error.kind() {
-                // Some page was in use for a moment.
+                // A page of the range was in use for a moment: try again.
                 io::ErrorKind::WouldBlock => collapse(),
                 _ => Err(error),
             })?;
@@ -203,11 +204,11 @@ fn map_aligned(file: BorrowedFd<'_>, length: usize) -> io::Result<NonNull<c_void
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
     // SAFETY: replaces a part of the mapping made above, which is not in use.
     let mapped = unsafe { mmap(base, length, access, flags, file, 0) };
-    // After an error the range of the map may already belong to a mapping of another thread, so it
-    // is not unmapped.
+    // If `mmap` failed, the range between the unused parts may already belong to a mapping of
+    // another thread, so it is not unmapped.
     for (unused, bytes) in [(start, head), (base.wrapping_byte_add(kept), HUGE - head)] {
         if bytes > 0 {
-            // After an error the address space stays reserved.
+            // If `munmap` fails, this part of the address space stays reserved.
             // SAFETY: a part of the mapping made above, which is not in use.
             let _ = unsafe { munmap(unused, bytes) };
         }
@@ -264,7 +265,7 @@ mod tests {
         let map = Map::new(&file, BYTES).unwrap().unwrap();
         let outcome = map.allocate_huge();
         file.allocate(BYTES).unwrap();
-        // A mount with `huge=always` allocates a whole huge page behind the last one.
+        // More is allocated on a mount with `huge=always`: the last MiB gets a huge page too.
         assert!(file.allocated().unwrap() >= BYTES);
         let mut bytes = vec![1; BYTES as usize];
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());

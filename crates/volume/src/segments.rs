@@ -184,7 +184,8 @@ impl Segments {
         let access = Access { write: true, create: true, direct: self.volume(id).direct };
         let filled = self.medium.open(&path, access).and_then(|file| {
             if self.maps.is_some() {
-                // On most mounts `fallocate` allocates small pages.
+                // Request huge pages first, because `fallocate` allocates small pages on most
+                // mounts.
                 file.set_len(self.segment_bytes)?;
                 self.allocate_huge(id, &file);
             }
@@ -219,8 +220,8 @@ impl Segments {
     }
 
     /// Allocates the memory of a new segment in huge pages, as far as the kernel provides them; the
-    /// caller allocates what is missing. Requests none for ten seconds after the kernel had none
-    /// free, or took long.
+    /// caller allocates the remaining memory. After the kernel had no huge page free, or took long,
+    /// requests no huge pages for ten seconds.
     fn allocate_huge(&self, id: SegmentId, file: &Arc<dyn MediumFile>) {
         let Some(maps) = self.maps.as_ref().filter(|maps| !maps.is_huge_paused()) else { return };
         let Ok(Some(map)) = Map::new(file, self.segment_bytes) else { return };
@@ -292,8 +293,8 @@ impl Segments {
     /// `Retry` if the file system refuses: the writes may still be in flight.
     pub fn drain(&self, id: SegmentId) -> Result<()> {
         let simulated = self.report.read().mode == IoMode::Simulated;
-        // On a file system that cannot be drained, no process makes direct writes by `io_uring`,
-        // and writes by threads end before their process does.
+        // On a file system that cannot be drained, no write of a dead process is in flight: only
+        // threads make direct writes there, and a thread's write ends before its process.
         if !self.volume(id).drains && !simulated {
             return Ok(());
         }

@@ -45,7 +45,7 @@ pub struct Control {
     /// operation.
     pub through_staging: bool,
     /// The order in which parts of the pages of a get are needed, and the waiters to notify. Puts
-    /// ignore it.
+    /// ignore this field.
     pub sections: Option<Arc<Sections>>,
 }
 

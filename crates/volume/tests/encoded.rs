@@ -333,9 +333,9 @@ fn unknown_codec_does_not_stop_later_reads() {
     assert!(memory[6..] == plain.pages, "wrong bytes");
 }
 
-/// Occupies staging memory. Encoding takes a buffer as long as the page; [`EveryOther`] halves the
-/// page, and the buffer shrinks with it. For each of `lengths`, encodes pages of twice this length
-/// until no buffer for another such page is free. Each returned page keeps a buffer of this length.
+/// Occupies staging memory with encoded pages, each of which keeps a buffer of one of `lengths`.
+/// Encoding takes a buffer as long as the raw page; [`EveryOther`] halves the page, and the buffer
+/// shrinks to half. For each length, encodes raw pages of twice the length until no buffer is free.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {

@@ -13,8 +13,8 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 CONNECTOR_PREFIX = "vllm:ritornello_"
-# vLLM counts the tokens of all tiers that it does not know under this name. It knows all tiers of
-# Ritornello's connector except the remote.
+# vLLM counts tokens from tiers that it does not know as `external_unspecified`. Of the tiers of
+# Ritornello's connector, vLLM does not know the remote.
 TIERS = {"external_unspecified": "remote"}
 
 Labels = tuple[tuple[str, str], ...]

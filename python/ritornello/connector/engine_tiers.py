@@ -14,7 +14,7 @@ DISK = '"disk /nvme/kv 200GiB"'
 class EngineTiers:
     """The rules for the list of tiers of one engine. `place`: the part of the engine's
     configuration that holds the list. `device`, `host`: why an entry for GPU memory or host memory
-    is refused; names the engine's setting for the size of this memory. `host` is "" if the list may
+    is refused, with the engine's setting for the size of this memory. `host` is "" if the list may
     have a host tier.
     """
 

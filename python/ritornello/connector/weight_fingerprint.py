@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
-# Bytes of one sample; in how many parts a file that is not `.safetensors` is divided, each of which
-# begins with a sample (a small file may have more samples); maximum bytes of a `.safetensors`
-# header.
+# `SAMPLE`: bytes of one sample. `SAMPLES`: number of parts of a file that is not
+# `.safetensors`, each of which begins with a sample; a small file may have more parts.
+# `MAX_HEADER`: maximum bytes of a `.safetensors` header.
 SAMPLE = 256
 SAMPLES = 64
 MAX_HEADER = 256 << 20

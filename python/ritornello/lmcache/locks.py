@@ -35,9 +35,9 @@ class Locks:
         self._clock = clock
         self._lock = Lock()
         # The leases of each family, oldest first. A lease stays from the lookup of a request until
-        # its objects are unlocked, or until it is removed after it has expired. The first families
-        # are the next whose expired leases are removed; a family with further leases then moves to
-        # the end.
+        # its objects are unlocked, or until it is removed after it has expired. Expired leases are
+        # removed from the first families of the dictionary; each of these families then moves to
+        # the end, if it still has leases.
         self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:

@@ -90,10 +90,10 @@ class ObjectLookup:
     def _candidates(self, family: Family) -> "Iterator[Scope]":
         """Yields the scopes to search, one for each format that the caller can use. First come the
         formats that this machine is known to store, beginning with the formats that this process
-        has put or read; then the formats that a refresh finds in addition. If there is a remote,
-        it may have objects in a format that this machine does not store. The last scopes are then
-        of the formats that this process has put or read or, if there are none, of the expected
-        format, except formats that came before.
+        has put or read; then the formats that a refresh finds in addition. A remote may have
+        objects in a format that this machine does not store. If there is a remote, the last scopes
+        are therefore of the formats that this process has put or read or, if there are none, of the
+        expected format. A format that was yielded before is left out.
         """
         wanted = (self._expected or {}).get(family.group)
         own = [each for each in self._formats.used(family) if self._is_usable(each, wanted)]

@@ -34,10 +34,10 @@ class Settings(StoreSettings):
         return settings
 
     def without_write_through(self) -> "Settings":
-        """Returns settings with which no page is written to the remote when it is put. For an
-        SGLang that puts pages without the keys before them: a remote takes no such page of the main
-        pool, and a page of a side pool is useless without the main pool's pages. Lookups name all
-        keys, so a remote that takes pages by their hits keeps its policy.
+        """Returns settings with which no page is written to the remote when it is put. They are for
+        an SGLang that puts pages without the keys before them. A remote takes no such page of the
+        main pool, and a page of a side pool is useless without the main pool's pages. A remote with
+        `write=selective` keeps its policy: it takes pages by their hits, and lookups name all keys.
         """
         if not self.has_remote:
             return self

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# vLLM's names for our tiers. vLLM has no name for a remote, which therefore counts as unspecified.
+# vLLM's names for the store's tiers. vLLM has no name for a remote, so it counts as unspecified.
 SOURCES = {
     "host": CacheHitSource.HOST,
     "disk": CacheHitSource.DISK,

@@ -93,7 +93,8 @@ pub(super) fn concurrent_objects(page_bytes: u64) -> usize {
 }
 
 /// Returns the number of pages in the objects that one call reads or writes concurrently. A caller
-/// that reads in steps of this length needs no more memory than such a call.
+/// that moves this number of pages per step needs as much memory for them as the call for its
+/// objects.
 pub(crate) fn step_pages(page_bytes: u64) -> usize {
     concurrent_objects(page_bytes) * group_pages(page_bytes)
 }

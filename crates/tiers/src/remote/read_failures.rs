@@ -13,11 +13,11 @@ pub(super) struct ReadFailures {
 }
 
 impl ReadFailures {
-    /// Returns the answer, or the error if the error is tolerated.
+    /// Returns the value of `answer` or, as a value too, an error that the command tolerates.
     ///
     /// # Errors
-    /// The eighth consecutive error; `Invalid` immediately, because this error means that the
-    /// backend lacks the operation.
+    /// The error of `answer`, from the eighth consecutive error on. An error of kind `Invalid` is
+    /// returned immediately, because the backend then lacks the operation.
     pub(super) fn tolerate<T>(
         &mut self,
         answer: Result<T>,

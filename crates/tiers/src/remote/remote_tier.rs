@@ -82,8 +82,8 @@ impl RemoteTier {
 
     /// Returns the number of leading pages on the remote. This is a hint, because a read may still
     /// fail. In a chained scope, sends at most 12 queries for 256 pages, and one more for each
-    /// object that was found and then could not be read; otherwise, at most one for each page.
-    /// Sends no query for an object whose existence is cached.
+    /// object that was found and then could not be read. In an unchained scope, sends at most one
+    /// query for each page. Sends no query for an object whose existence is cached.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer by `deadline`; the
@@ -184,12 +184,12 @@ impl RemoteTier {
     }
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
-    /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
-    /// object is skipped. Objects that are not written by `deadline` are dropped, and their pages
-    /// count as [`RemoteStats::pages_dropped`]. After a failed write, in an unchained scope after
-    /// four in a row, all objects whose write has not begun are dropped too: in a chained scope no
-    /// lookup would reach them. Returns the number of pages of `have` that the remote now has, up
-    /// to the first missing object.
+    /// in the prompt. Only whole objects are written: an object in whose middle `have` begins is
+    /// skipped. Objects that are not written by `deadline` are dropped, and their pages count as
+    /// [`RemoteStats::pages_dropped`]. A failed write in a chained scope, and four consecutive
+    /// failed writes in an unchained scope, drop all objects whose write has not begun. In a
+    /// chained scope no lookup would reach these objects. Returns the number of pages of `have`
+    /// that the remote now has, up to the first missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or pages of different lengths; `Retry` while the key file
@@ -245,7 +245,8 @@ impl RemoteTier {
                 let Some((at, name, answer)) = pending.pop_front() else { break };
                 let (span, present) = &mut objects[at];
                 *present = self.written(span, &name, answer);
-                // After `most` failures the put has ended: a later success does not resume it.
+                // Once the failures reach the limit, the put starts no further write, even if a
+                // write in flight then succeeds.
                 failures = if *present && failures < most { 0 } else { failures + 1 };
             }
             let Some((at, name)) = next else { continue };
@@ -268,10 +269,10 @@ impl RemoteTier {
     }
 
     /// Returns the first range of consecutive pages, at or after `from`, whose objects a writer
-    /// must write, because they are missing, or this process could not read or verify them. Further
-    /// such objects may follow the range directly. If there is no such object, this is the empty
-    /// range at the end of the prompt. `from` must be the start of an object. Checks the objects in
-    /// order, whereas a probe may skip over a missing object.
+    /// must write, because they are missing, or this process could not read or verify them. Objects
+    /// directly after the range may have to be written as well. Returns the empty range at the end
+    /// of the prompt if no object must be written. `from` must be the start of an object. Checks
+    /// the objects in order, whereas a probe may skip over a missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer by `deadline`; the

@@ -1,11 +1,12 @@
 //! The seal of an object, which proves that a holder of the key wrote it.
 //!
-//! The seal encloses the run header. Before the header it holds the id of its key, and one
-//! authenticator of the scope's id, the fixed fields, the header and the pages' authenticators.
-//! After the header it holds an authenticator of each page: of its scope, its place and its stored
-//! bytes, so that a page is verified without reading other pages. The authenticators are keyed BLAKE3 hashes,
-//! with keys derived from the sealing key for the scope and the purpose. A scope's id commits to
-//! the scope's salt, so tenants with different salts have different keys.
+//! The seal encloses the run header. Before the header the seal holds fixed fields, the last of
+//! which is the id of its key, and one authenticator. This authenticator covers the scope's id, the
+//! fixed fields, the header and the pages' authenticators. After the header the seal holds an
+//! authenticator of each page, which covers the page's scope, position and stored bytes, so that a
+//! page is verified without reading other pages. The authenticators are keyed BLAKE3 hashes, with
+//! keys derived from the sealing key for the scope and the purpose. A scope's id commits to the
+//! scope's salt, so tenants with different salts have different keys.
 //!
 //! A reader with a key verifies the header's authenticator before it parses the header, and a
 //! page's authenticator before it decompresses or copies the page.

@@ -1,9 +1,9 @@
 //! The nodes whose last pages one tier can evict ([`Node::is_evictable`](super::node::Node)), least
 //! recently used first.
 //!
-//! A walk ([`PageTable::walk`](super::PageTable::walk)) updates the age of a node, but not its
-//! position in the queue. Eviction compares the node's age with the age under which it was queued,
-//! and requeues the node if they differ.
+//! A walk ([`PageTable::walk`](super::PageTable::walk)) updates the age of a node (the time of its
+//! last use), but not its position in the queue. Eviction compares the node's age with the age
+//! under which the node was queued, and requeues the node if the two differ.
 
 use super::node::Id;
 use std::collections::BTreeSet;

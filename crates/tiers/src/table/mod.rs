@@ -197,9 +197,9 @@ impl PageTable {
     #[must_use]
     pub fn evict(&self, tier: Tier, requested: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);
-        // Concurrent walks may use nodes as fast as eviction steps requeue them. After as many
-        // steps as the queue had entries, nodes are therefore evicted even if a walk used them
-        // since they were queued.
+        // A step of eviction requeues nodes that a walk used since they were queued, and concurrent
+        // walks may use nodes just as fast. The number of such steps is therefore limited to the
+        // length of the queue; later steps also evict nodes that were used.
         let mut relists_left = self.tree.read().evictable(tier);
         while taken < requested {
             let most = (requested - taken).min(NODE_PAGES_MAX);

@@ -307,8 +307,8 @@ impl Tree {
     }
 
     /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier pages
-    /// become a new node, whose id is returned. The ids in the node's children and in queue entries
-    /// thus stay valid.
+    /// become a new node, whose id is returned. The node's id, which its children and the eviction
+    /// queues hold, thus stays valid.
     fn split(&mut self, id: Id, at: usize) -> Id {
         let node = self.nodes.at_mut(id);
         let mut front = node.split_front(at);
@@ -337,8 +337,8 @@ impl Tree {
     fn compact(&mut self, id: Id) {
         let mut left = id;
         while self.node(left).is_removable() {
-            // If the node was merged into its child, its entry is free: it has no pages, and
-            // `parent` names another free entry.
+            // A node without pages was already merged into its child. Its entry is free, and the
+            // field `parent` of a free entry names another free entry, so the loop ends here.
             let Some(before) = self.node(left).parent.filter(|_| self.is_known(left)) else {
                 if self.is_known(left) {
                     self.remove(left);

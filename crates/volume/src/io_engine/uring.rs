@@ -91,8 +91,8 @@ struct RingQueue {
     unsent: VecDeque<usize>,
     /// Operations that failed before the kernel consumed them.
     failed: Vec<(u64, io::Result<()>)>,
-    /// Whether the kernel has refused a submission with an unknown error. Nothing is submitted to
-    /// such a ring again.
+    /// Whether the kernel has refused a submission with an error other than `EINTR`, `EAGAIN` and
+    /// `EBUSY`. Nothing is submitted to such a ring again.
     broken: bool,
 }
 
@@ -136,8 +136,9 @@ impl RingQueue {
         let (Some(ring), Some(Some(op))) = (&mut self.ring, self.slots.get(slot)) else { return };
         let entry = op.descriptor().filter(|_| !self.broken).map(|fd| entry(op, Fd(fd), slot));
         let pushed = entry.is_some_and(|entry| {
-            // SAFETY: the memory stays valid until the completion is reaped (`Op::new`). So do the
-            // array of iovecs and the file, because `slots` holds the operation until then.
+            // SAFETY: the memory stays valid until the completion is reaped (`Op::new`). The array
+            // of iovecs and the file stay valid too, because `slots` holds the operation until
+            // then.
             unsafe { ring.submission().push(&entry) }.is_ok()
         });
         if !pushed {
@@ -234,8 +235,8 @@ impl OpQueue for RingQueue {
         if enter && !self.broken {
             self.enter(want);
         } else if enter && want > 0 {
-            // Poll a broken ring: it cannot be entered to wait, but entries that the kernel has
-            // consumed still complete.
+            // A broken ring cannot be entered to wait. Sleep and poll it instead, because entries
+            // that the kernel has consumed still complete.
             std::thread::sleep(Duration::from_millis(1));
         }
         ended.append(&mut self.failed);

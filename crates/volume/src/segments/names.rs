@@ -75,8 +75,8 @@ impl Segments {
         self.check_volume(volume)
     }
 
-    /// Whether a file of this name belongs to a self-test, which removes it unless it is
-    /// interrupted.
+    /// Whether a file of this name was made by a self-test. Such a file is left over only from an
+    /// interrupted self-test.
     #[must_use]
     pub fn is_left_over(name: &OsStr) -> bool {
         name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))

@@ -122,7 +122,7 @@ fn trial(
     let direct = open(true).and_then(|file| check(&file));
     match direct {
         Ok(()) => found(None),
-        // A write that failed for lack of space does not show whether direct I/O works.
+        // Return the error of a full file system: it does not show whether direct I/O works.
         Err(error) if is_full(&error) => Err(error),
         Err(error) => {
             check(&plain)?;

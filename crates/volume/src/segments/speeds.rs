@@ -14,10 +14,12 @@ const TRANSFER_BYTES_MIN: u64 = 8 << 20;
 /// machine disturbs a shorter measurement.
 const MEASURED_BYTES_MIN: u64 = 128 << 20;
 /// Percentage of a transfer's time for which each lane of the busiest volume computes, on average.
-/// Above this value, later transfers use one more lane for each volume.
+/// The busiest volume is the volume whose lanes together compute longest. Above this percentage,
+/// later transfers use one more lane for each volume.
 const BUSY: u64 = 90;
 /// Percentage of a transfer's time for which each lane of the busiest volume would compute if the
-/// volume had one lane less. Below this value, later transfers use one lane less for each volume.
+/// volume had one lane less. Below this percentage, later transfers use one lane less for each
+/// volume.
 const IDLE: u64 = 70;
 
 /// The direction of a transfer.

@@ -3,9 +3,9 @@
 //! A process cannot cancel an operation that the kernel holds, so a call waits for its operations
 //! even beyond its deadline. Calls therefore submit no operation to a stalled volume, and their
 //! pages on it miss immediately: only calls that submitted operations before the stall was detected
-//! wait. As an exception, one operation at a time is submitted to a stalled volume, at most one in
-//! 30 seconds. The volume may work again although an earlier operation hangs: if the new operation
-//! completes, the stall ends.
+//! wait. As an exception, one test operation at a time is submitted to a stalled volume, at most
+//! one in 30 seconds. The volume may work again although an earlier operation hangs: if the test
+//! operation completes, the stall ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// Time without a completion after which a volume has stalled: longer than a busy disk or a busy
 /// machine usually takes for one operation, and shorter than the time that a request can wait.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(2);
-/// Minimum time before an operation begins on a stalled volume, from the volume's last completion,
-/// and from the last operation that began during the stall.
+/// Minimum time from a volume's last progress ([`VolumeOps::progress`]) to its first test
+/// operation, and between two test operations.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 
 /// The operations of this process on each volume.
@@ -29,12 +29,12 @@ pub(crate) struct Stalls {
 #[derive(Default)]
 struct VolumeOps {
     in_flight: AtomicU32,
-    /// Time of the last completion, or at which an operation began while no other operation was in
-    /// flight, in milliseconds since `opened`.
+    /// Time, in milliseconds since `opened`, of the last completion, or of the last beginning of an
+    /// operation while no other operation was in flight, if that is later.
     progress: AtomicU64,
-    /// Whether an operation that was begun during the stall is in flight.
+    /// Whether a test operation is in flight.
     is_probed: AtomicBool,
-    /// Time at which the last operation during a stall was begun, in milliseconds since `opened`.
+    /// Time at which the last test operation began, in milliseconds since `opened`.
     probed: AtomicU64,
     is_logged: AtomicBool,
 }
@@ -67,7 +67,8 @@ impl Stalls {
         Some(OpInFlight { stalls: self, volume, is_probe, is_submitted: false })
     }
 
-    /// Whether the caller may begin an operation on a stalled volume.
+    /// Returns whether a test operation is due on a stalled volume and none is in flight. If so,
+    /// records a test operation, which the caller must begin.
     fn may_probe(&self, ops: &VolumeOps) -> bool {
         let since = ops.probed.load(Ordering::Acquire).max(ops.progress.load(Ordering::Acquire));
         let is_due = self.now().saturating_sub(since) >= millis(PROBE_AFTER);

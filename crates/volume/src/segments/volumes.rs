@@ -163,7 +163,8 @@ impl Segments {
     /// Checks that this store's I/O mode suits a directory.
     ///
     /// # Errors
-    /// `Invalid` if the mode does not suit the directory.
+    /// `Invalid` if the store's segments are mapped and the directory is not in memory, or if the
+    /// store uses `io_uring` and writes of a killed process cannot be waited for in the directory.
     pub fn check_drivable(&self, candidate: &Candidate) -> Result<()> {
         let refused = match self.report.read().mode {
             IoMode::Mapped if !candidate.is_in_memory() => {

@@ -266,10 +266,10 @@ impl Space {
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when the existing segments have no room. If the last allocation failed
-    /// for lack of space on one volume, the segment is on this volume, otherwise on the next volume
-    /// of the allocation order. If that volume cannot grow, the segment is on the volume that has
-    /// the smallest fraction of its share. `None` if no volume may grow.
+    /// The segment to create when the existing segments have no room. Its volume is the volume on
+    /// which the last allocation found no space or, if it recorded no volume, the first volume
+    /// of the allocation order. If the chosen volume cannot grow, it is replaced by the volume that
+    /// has the smallest fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let order = self.order();
@@ -439,9 +439,9 @@ impl Space {
     }
 
     /// Adds measured speeds of the volumes, by volume number, in a unit that is the same for all;
-    /// zero for a volume that was not measured. Each volume takes bytes in proportion to its speed,
-    /// where a volume counts as equally fast from 3/4 of the highest speed on, and as at least 1/8
-    /// as fast.
+    /// zero for a volume that was not measured. Each volume takes bytes in proportion to its speed.
+    /// A volume with at least 3/4 of the highest speed counts as having the highest speed; every
+    /// slower volume counts as having at least 1/8 of it.
     pub fn measured(&mut self, speeds: &[u32]) {
         self.rotation.measured(speeds);
     }

@@ -25,8 +25,8 @@ pub(super) struct Rotation {
 #[derive(Clone, Copy, Debug, Default)]
 struct VolumePosition {
     position: u64,
-    /// Smoothed speed, in the unit of the speeds passed to [`Rotation::measured`]; zero if it was
-    /// not measured.
+    /// Smoothed speed, in the unit of the speeds passed to [`Rotation::measured`]; zero before the
+    /// first measurement of the volume.
     speed: u32,
 }
 

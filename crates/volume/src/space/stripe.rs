@@ -8,9 +8,9 @@ use ritornello_format::{Extent, PIECE_UNITS};
 /// The number of a page's pieces is a multiple of `n`, the number of usable volumes but at most this
 /// value. With `n` = 17 the longest page, 512 MiB, would have 34 pieces: more than [`PIECES_MAX`].
 const STRIPES_MAX: usize = 16;
-/// Maximum pieces of one page. A page that needs more is placed as shorter pages are. On some
-/// numbers of volumes this concerns pages longer than 352 MiB (512 MiB on three volumes would have
-/// 33 pieces), and in segments shorter than 16 MiB also shorter pages.
+/// Maximum pieces of one page. A page that needs more pieces is placed as pages of up to 16 MiB
+/// are. On some numbers of volumes, pages longer than 352 MiB need more pieces: 512 MiB on three
+/// volumes would have 33. In segments shorter than 16 MiB, shorter pages need more pieces too.
 const PIECES_MAX: u64 = RUN_EXTENTS_MAX as u64 / 2;
 
 impl Space {

@@ -67,8 +67,8 @@ impl Segments {
     }
 
     /// Reads unit by unit a window that cannot be read as a whole. Unreadable units become zero.
-    /// Returns the number of unreadable bytes, without those in the overlap, which are counted with
-    /// the next window.
+    /// Returns the number of unreadable bytes among the first [`WINDOW`] bytes: bytes after them
+    /// are counted with the next window.
     ///
     /// # Errors
     /// `Retry` if the segment's volume has stalled.
