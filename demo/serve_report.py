@@ -62,7 +62,7 @@ class Observed:
 
 
 def is_of(engine_id: str, returned_id: str) -> bool:
-    """Returns whether the engine's own id of a request belongs to the id that it returned."""
+    """Returns whether vLLM's internal id of a request belongs to the id that vLLM returned."""
     return engine_id.startswith(f"{returned_id}-")
 
 

@@ -80,7 +80,7 @@ fn writes_too_slow_for_their_deadline_are_dropped_and_counted() {
 }
 
 #[test]
-fn failing_remote_is_a_miss() {
+fn pages_of_failing_remote_miss() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
     for fault in [BackendFault::Fails, BackendFault::Short] {
@@ -150,7 +150,7 @@ fn lookup_waits_briefly_for_hanging_remote() {
 }
 
 #[test]
-fn prefetch_can_be_cancelled() {
+fn cancelled_prefetch_lets_new_lookup_prefetch() {
     let prompt = keys(1, 0, 700);
     let remote = filled(&prompt);
     let dir = tempfile::tempdir().unwrap();
@@ -195,7 +195,7 @@ fn shared_prefix_is_fetched_once() {
     assert!((340..=350).contains(&pages), "{pages}");
 }
 
-/// Returns a remote that holds a prompt except the object that ends before page `hole`.
+/// Returns a remote that holds a prompt, except the object whose pages end before page `hole`.
 fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<FaultyRemote> {
     let remote = filled(prompt);
     let last = ritornello_format::PageHash::of(&scope().id(), &prompt[hole - 1]);
@@ -212,7 +212,7 @@ fn objects(remote: &FaultyRemote) -> Vec<String> {
 }
 
 #[test]
-fn put_after_hole_fills_the_hole() {
+fn put_also_writes_earlier_missing_object() {
     // The prompt has ten full objects. A probe searches for the last of them without querying the
     // first.
     let prompt = keys(1, 0, 1310);
@@ -234,7 +234,7 @@ fn put_after_hole_fills_the_hole() {
 }
 
 #[test]
-fn unfillable_hole_stops_later_writes() {
+fn missing_object_without_local_pages_stops_writes() {
     let prompt = keys(1, 0, 1310);
     let remote = without(&prompt[..1300], 128);
     let before = objects(&remote);

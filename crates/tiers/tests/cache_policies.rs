@@ -249,7 +249,7 @@ fn growing_prompt_is_found_on_the_remote() {
 }
 
 #[test]
-fn capped_tier_keeps_its_rate() {
+fn reads_from_rate_limited_tier_are_slowed() {
     let dir = tempfile::tempdir().unwrap();
     let prompt = keys(1, 0, 20);
     put(&open(&[&disk(&dir, 128)]), &prompt, 0);

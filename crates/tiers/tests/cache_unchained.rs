@@ -178,7 +178,7 @@ fn pages_of_overlapping_lookups_are_fetched_once() {
     }
     remote.gets.store(0, Relaxed);
     let cache = over(&two, &remote);
-    // Both lists end with the same key, and are still different lookups.
+    // The key lists of two lookups end with the same key, and are still looked up separately.
     let (all, few) = (some(0..40), some([3, 9, 39]));
     remote.set_fault(BackendFault::Hangs);
     assert_eq!(look_once(&cache, &all).readiness, Readiness::Querying);

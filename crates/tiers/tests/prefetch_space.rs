@@ -98,8 +98,8 @@ fn unchained_lookups_with_equal_last_keys_count_separately() {
         let settings = Settings { prefetch: PrefetchPolicy::WaitComplete, ..Settings::default() };
         open_over(list, &settings, Arc::clone(&remote) as Arc<dyn Backend>)
     };
-    // The pages of one lookup take 14 MB of the 24 MiB for prefetched pages. Both lists end with
-    // the same key.
+    // The pages of one lookup take 14 MB of the 24 MiB for prefetched pages. The key lists of the
+    // two lookups end with the same key.
     let last = keys(3, 0, 1);
     let lists = [1, 2].map(|number| [keys(number, 0, 700), last.clone()].concat());
     {

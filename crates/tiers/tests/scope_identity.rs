@@ -57,8 +57,8 @@ fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Lookup {
     answer.unwrap()
 }
 
-/// Puts pages on one machine under the unchanged scope of `arranged`. Returns the number of pages
-/// that another machine finds under `scope`.
+/// Puts pages on one machine under the scope that [`arranged`] returns without a change. Returns
+/// the number of pages that another machine finds under `scope`.
 fn found_on_another_machine(scope: &Arc<Scope>) -> usize {
     let new = || tempfile::tempdir().unwrap();
     let (one, two, remote_dir) = (new(), new(), new());

@@ -143,8 +143,8 @@ impl Map {
         // The kernel collapses a range into a huge page only if some page of it is allocated, and
         // allocates the huge page on the NUMA node of this page. So touch one page of each range.
         // If memory is interleaved, a page's number in the file determines its node, so touch a
-        // page at a different offset in each range. On a mount with huge pages, these calls
-        // allocate them.
+        // page at a different offset in each range. If the mount allows huge pages, touching a page
+        // allocates its huge page.
         let page = rustix::param::page_size();
         for offset in (0..whole).step_by(HUGE) {
             let touched = offset + offset / HUGE * page % HUGE;

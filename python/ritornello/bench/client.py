@@ -182,8 +182,8 @@ class Server:
 
 
 async def _head_of(reader: asyncio.StreamReader) -> tuple[int, bool, float]:
-    """Returns the status, whether the body comes in chunks, and otherwise the length of the body:
-    infinite if the response does not state it.
+    """Returns the status, whether the body comes in chunks, and the length of a body that does not:
+    infinite if the response does not state the length.
     """
     status = (await reader.readline()).split()
     if len(status) < 2 or not status[1].isdigit():

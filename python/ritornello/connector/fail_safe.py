@@ -41,7 +41,7 @@ STABLE_SECONDS = 60.0
 # not shorter than the pause would be after any other failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
-# While this number of failed stores of the process are being closed, no store is opened again.
+# While this number of failed stores of one `FailSafeStore` are being closed, it opens no store.
 CLOSING_MAX = 4
 # Maximum time that `close` waits. The core waits 90 seconds for writes in progress.
 CLOSE_SECONDS = 100.0

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.003
 # Maximum time that a lookup waits for a remote. The cache's prefetch policies (the setting
 # `prefetch`) end the wait for the pages of one pool after at most 30 seconds.
 WAIT_SECONDS = 35.0
-# Time from the first lookup of a window, after which no further windows are looked up.
+# Time after the first lookup of a window, from which windows of shorter prefixes are not searched.
 WINDOWS_SECONDS = 1.0
 # The first round of lookups is for the window of the longest prefix only. Each later round adds the
 # windows of up to `WINDOWS_STEP` shorter prefixes, which have at most 16 pages of a pool that were
@@ -131,7 +131,7 @@ class PieceLookup:
         self._ended = ended
         self._waits = waits
         # Whether pending lookups were cancelled, because `ended` was set or the deadline passed.
-        # Then no further lookup begins.
+        # After that no lookup begins that may query the remote.
         self._cancelled = False
         self._deadline = monotonic() + WAIT_SECONDS
         # For each side pool, which of the piece's leading pages this machine has.

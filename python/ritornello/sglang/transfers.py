@@ -66,8 +66,8 @@ class Transfer:
         self, pool: str, keys: Sequence[bytes], ids: Sequence[int] | None
     ) -> tuple[Sequence[bytes], Sequence[int]]:
         """Takes note of a batch that SGLang reads now, with `ids` None if SGLang passes copies.
-        Returns keys and numbers of the batch after it; no pages after the last batch, if SGLang
-        terminated the operation, if it reads pages that do not follow its previous batch of this
+        Returns keys and numbers of the next batch. Returns no pages after the last batch, if SGLang
+        terminated the operation, if the pages of the batch do not follow the previous batch of this
         pool, or if the pages of this pool are not known.
         """
         first = self._asked.get(pool, 0)

@@ -111,7 +111,8 @@ impl RemoteTier {
     /// are misses.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key, or if the length of `out` does not match.
+    /// `Invalid` for an invalid key, if `range` exceeds the prompt, or if `out` does not have the
+    /// length of the pages.
     pub fn get(
         &self,
         prompt: &Prompt<'_>,
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn hole_is_cached_until_filled() {
+    fn lost_object_ends_prefix_until_restored() {
         let fixture = Fixture::new(72);
         let name = fixture.first_object();
         assert_eq!(fixture.put(), 72);

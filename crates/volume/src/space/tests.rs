@@ -123,7 +123,7 @@ fn volumes_without_room_are_skipped() {
 }
 
 #[test]
-fn growth_can_be_stopped() {
+fn stopped_volumes_get_no_segments_until_resumed() {
     let mut space = Space::new(config(&[2, 2])).unwrap();
     assert!(space.allocate(1, 10, 1, Reserve::Keep).is_none());
     space.stop_growth(0);

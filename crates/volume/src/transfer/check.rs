@@ -79,8 +79,8 @@ pub(super) fn raw(count: u16, page_bytes: u64) -> impl Iterator<Item = Slice> {
 /// index names; the key of each page is checked later, in [`slices_of`].
 ///
 /// # Errors
-/// `Header` if the bytes are not a header, or a different header; `Scope` if the header names a
-/// different scope.
+/// `Header` if the bytes are not a header, or are a header that the index does not name or whose
+/// page length differs from the read's; `Scope` if the header names a different scope.
 pub(super) fn decode_header(read: &RunRead<'_>, bytes: &[u8]) -> Result<RunHeader, MissReason> {
     let place = read.place;
     match RunHeader::decode(bytes) {

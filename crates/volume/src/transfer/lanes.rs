@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_limited() {
+    fn lanes_of_256_volumes_stay_within_limit() {
         let runs: Vec<Run> = (0..=u8::MAX).map(|volume| run(&[volume])).collect();
         let lanes = lanes(&runs, 20, 4);
         assert_eq!(lanes.len(), LANES_MAX);

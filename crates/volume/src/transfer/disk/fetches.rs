@@ -250,8 +250,8 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// The buffers and iovecs of the first chunk, whose parts are staged. `None` if `take` returns
-    /// `None`.
+    /// The buffers and iovecs of the first chunk, whose parts have the staging memory that they
+    /// need. `None` if `take` returns `None`.
     pub(super) fn prepare_front(
         &self,
         take: impl FnOnce(usize) -> Option<StagingBuffer>,
