@@ -44,8 +44,8 @@ fn seal_file(input: &mut Vec<u8>) {
 }
 
 /// Seals a file: magic, version and features (16 bytes), then records: length of the body, body,
-/// checksum. The checksum of the first record covers the first 16 bytes too. If a record claims more
-/// bytes than the input has, its body is made to end before the last 8 bytes of the input.
+/// checksum. The checksum of the first record covers the first 16 bytes too. If a record claims
+/// more bytes than the input has, its body is made to end before the last 8 bytes of the input.
 fn seal_log(input: &mut [u8]) {
     let (mut start, mut fixed) = (0, 20);
     while let Some(rest) = input.len().checked_sub(start + fixed + 8) {
@@ -61,7 +61,7 @@ fn seal_log(input: &mut [u8]) {
     }
 }
 
-/// Seals a file: magic (8), version, total length, ..., checksum.
+/// Seals a file: magic (8), version, total length, other fields, checksum.
 fn seal_header(input: &mut Vec<u8>) {
     if input.len() >= 24 {
         let length = input.len() as u32;

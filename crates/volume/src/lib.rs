@@ -13,8 +13,8 @@
 //! completed. Memory is bounded by the bytes that each call keeps in flight, and by the length of
 //! staging.
 //!
-//! **Must not know** which pages exist, which client requests them, or which may be overwritten: the
-//! caller supplies the places of runs.
+//! **Must not know** which pages exist, which client requests pages, or which space may be
+//! overwritten: the caller supplies the places of runs.
 
 pub mod baseline;
 mod fork_safe_lock;

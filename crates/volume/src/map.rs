@@ -34,10 +34,10 @@ use std::time::{Duration, Instant};
 
 /// A huge page: the alignment of maps, and the bytes that are faulted in together.
 pub(crate) const HUGE: usize = 2 << 20;
-/// Bytes for which one call requests huge pages. A call is not interrupted.
+/// Bytes for which one call requests huge pages. The time is checked only between calls.
 const COLLAPSE_BYTES: usize = 4 * HUGE;
-/// Time after which no more huge pages are requested for a file: memory is fragmented, and the
-/// kernel moves other pages to make room. Puts that need the segment wait this long.
+/// Time after which no more huge pages are requested for a file: memory is then fragmented, and the
+/// kernel moves other pages to make room. Puts that need the segment wait about this long.
 const COLLAPSE_TIME: Duration = Duration::from_millis(500);
 /// The file with the length in bytes of the kernel's huge pages. On kernels with pages of 16 or 64
 /// KiB they are longer than [`HUGE`], and cannot be requested for a part of a segment.

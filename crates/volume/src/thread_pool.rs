@@ -142,7 +142,7 @@ fn work<J: Job>(shared: &ForkSafeLock<State<J>>) {
         if let Some(job) = state.jobs.pop_front() {
             state.running += 1;
             drop(state);
-            // The panic was reported where it happened.
+            // Ignore a panic: the process's panic hook has already reported it.
             let _ = catch_unwind(AssertUnwindSafe(|| job.run()));
             state = shared.lock();
             state.running -= 1;

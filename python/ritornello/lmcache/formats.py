@@ -43,7 +43,7 @@ class FormatCatalog:
         self._scopes: dict[Family, dict[ObjectFormat, Scope]] = {}
         # By model and object group: the salt of an object does not change its format.
         self._used: dict[tuple[str, int], frozenset[ObjectFormat]] = {}
-        # `is_serialized` of all formats that this process has put or read.
+        # The values of `is_serialized` of the formats that this process has put or read.
         self._serialized: frozenset[bool] = frozenset()
         self._due = clock()
 

@@ -111,9 +111,9 @@ class ObjectLookup:
         for object_format in own or ([] if wanted is None else [wanted]):
             if object_format not in tried and self._formats.is_loadable(object_format):
                 scope_of = partial(self._formats.scope, family, object_format, is_stored=False)
-                # The core refuses a scope with too long pages: the objects that LMCache expects may
-                # exceed the maximum length even if their serialized forms, which are stored, do
-                # not.
+                # The core refuses a scope with too long pages, and this scope is then skipped. The
+                # objects that LMCache expects may be too long although their serialized forms,
+                # which are stored, are not.
                 scope = self._store.attempt("scope", scope_of, None)
                 if scope is not None:
                     yield scope

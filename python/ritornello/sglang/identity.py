@@ -127,9 +127,9 @@ def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | N
 
 
 def names_its_layers(shape: PoolLayout, stage: int) -> bool:
-    """Returns whether `shape.layers` are the model's numbers of these layers. For the main pool,
-    `kv`, they are if the first of them is 0 in the first pipeline stage, or above 0 in another
-    stage. A side pool numbers only the layers that it stores.
+    """Returns whether `shape.layers` has the numbers that the model gives to these layers. For the
+    main pool, `kv`, this holds if the first number is 0 in the first pipeline stage, and above 0 in
+    any other stage. A side pool numbers only the layers that it stores.
     """
     return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
 

@@ -410,8 +410,8 @@ class RitornelloStorage(HiCacheStorage):
         return keys_of(before if self.uses_prompts else before[-1:])
 
     def _before_lookup(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
-        """Returns the keys of the pages before a lookup's first page, None if they are unknown. If
-        a wrapped lookup passes no list, the lookup begins with the prompt's first page: no keys.
+        """Returns the keys of the pages before a lookup's first page, None if they are unknown. A
+        wrapped lookup that passes no list begins with the prompt's first page: no page is before.
         """
         if prompts.watched and (extra_info is None or extra_info.prefix_keys is None):
             return []

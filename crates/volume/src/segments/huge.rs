@@ -9,9 +9,9 @@ use std::{fs, io};
 /// The kernel setting that overrides mount options, with `deny` or `force`.
 const KERNEL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Why files in `dir` get no huge pages, and what to do; `None` if a file of one huge page got it on
-/// request ([`Map::allocate_huge`]), if the kernel forces or the mount allows huge pages, or if the
-/// mount is not found.
+/// Why files in `dir` get no huge pages, and what to do. `None` if the kernel gives a test file a
+/// huge page on request ([`Map::allocate_huge`]), if the kernel forces or the mount allows huge
+/// pages, or if the mount is not found.
 pub(super) fn why_unavailable(medium: &dyn Medium, dir: &Path) -> Option<String> {
     let path = test_file(dir);
     let requested = request(medium, &path);

@@ -17,7 +17,7 @@ impl Space {
     ///
     /// 1. the smallest hole that holds the whole run, on the first volume of the allocation order
     ///    that has such a hole;
-    /// 2. pieces on one volume: if several volumes have room, the volume that needs the fewest;
+    /// 2. pieces on one volume: of several volumes with room, the one that needs the fewest pieces;
     /// 3. pieces on several volumes.
     ///
     /// While segments can still be created, all pieces of a run are on one volume, and a run has at

@@ -58,8 +58,9 @@ impl RunShape {
             let piece = u64::from(PIECE_UNITS);
             // Leave at least 256 KiB of the page for the piece after the cut.
             cut = cut.min(start + page - piece.min(page));
-            // The piece before the cut begins at `near`: at the last cut in this page, or with the
-            // page. If the piece would be shorter than 256 KiB, it goes into the next hole.
+            // The piece before the cut begins at `near`: at the last cut in this page, or at the
+            // start of the page. If the piece would be shorter than 256 KiB, do not cut the page
+            // here: the bytes from `near` on go into the next hole.
             let near = start.max(from.saturating_sub(header));
             if cut < near + piece {
                 cut = near;

@@ -5,8 +5,9 @@ use super::shape::{LONG_PAGE_UNITS, RunShape};
 use super::{RUN_EXTENTS_MAX, Space, Volume};
 use ritornello_format::{Extent, PIECE_UNITS};
 
-/// The number of a page's pieces is a multiple of `n`, the number of usable volumes but at most this
-/// value. With `n` = 17 the longest page, 512 MiB, would have 34 pieces: more than [`PIECES_MAX`].
+/// Maximum of `n`. The number of a page's pieces is a multiple of `n`, which is the number of
+/// usable volumes up to this maximum. With `n` = 17 the longest page, 512 MiB, would have 34
+/// pieces, more than [`PIECES_MAX`].
 const STRIPES_MAX: usize = 16;
 /// Maximum pieces of one page. A page that needs more pieces is placed as pages of up to 16 MiB
 /// are. On some numbers of volumes, pages longer than 352 MiB need more pieces: 512 MiB on three
@@ -64,7 +65,7 @@ impl Space {
     }
 
     /// Allocates `units` on the first volume of the allocation order that has a hole of this
-    /// length. `Err` names a volume before it in the order that has no such hole and can grow.
+    /// length. `Err` names an earlier volume of the order, which has no such hole and can grow.
     fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
         for at in self.order() {
             let Some(hole) = self.volumes[at].free.best(units) else {

@@ -137,9 +137,9 @@ impl<'a> Lanes<'a> {
         results.into_iter().flatten().collect()
     }
 
-    /// Records the speed of each volume whose lanes moved all their bytes: failed operations may
-    /// end too fast for a measurement. Records for how long the lanes computed, if the transfer is
-    /// long enough for several lanes.
+    /// Records the speed of each volume whose lanes moved all their bytes. Other volumes are left
+    /// out, because failed operations may end faster than the volume works. Records for how long
+    /// the lanes computed, if the transfer is long enough for several lanes.
     fn record(&self, times: &[LaneTime]) {
         let mut volumes = BTreeMap::<u8, (u64, Duration, Duration, bool)>::new();
         for (lane, time) in self.lanes.iter().zip(times) {
