@@ -75,7 +75,7 @@ def test_decisions_beyond_the_buffer_are_counted(where: Path) -> None:
         assert counters["decisions_missed"] >= 256
 
 
-def test_cache_records_at_its_lowest_tier(tmp_path: Path) -> None:
+def test_cache_records_decisions_in_its_disk_tier(tmp_path: Path) -> None:
     tiers = [f"host 16MiB {tmp_path}/host", f"disk {tmp_path}/disk 64MiB"]
     with rt.Cache.open(tiers) as cache:
         cache.note_decision("r", SCOPE, KEYS, "too_short", detail="why")

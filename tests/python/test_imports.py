@@ -64,7 +64,7 @@ def test_cycle_of_three_files_across_folders_is_found(tmp_path: Path) -> None:
     assert found(tmp_path, files) == [["a/inner.rs", "b/c.rs"]]
 
 
-def test_ancestors_count_on_request(tmp_path: Path) -> None:
+def test_imports_of_ancestors_count_only_on_request(tmp_path: Path) -> None:
     files = {
         "lib.rs": "mod a;\n",
         "a.rs": "mod inner;\nstruct A;\nfn f() { inner::g(A) }\n",

@@ -182,7 +182,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("capacity", "volumes"), [("2GiB", 1), ("48MiB", 1), ("2GiB", 4), ("64MiB", 2)]
 )
-def test_kill_loop(tmp_path: Path, capacity: str, volumes: int) -> None:
+def test_flushed_pages_survive_repeated_kills(tmp_path: Path, capacity: str, volumes: int) -> None:
     """A large store has all flushed pages; a small store evicts continuously."""
     loop = Loop(tmp_path / "0", capacity, volumes)
     try:
@@ -214,7 +214,8 @@ with rt.Store.open(path, capacity=capacity, io="uring", segment_bytes=4 << 20) a
             if len(tickets) > 16:
                 tickets.popleft().wait()
         except RitornelloError as error:
-            # The owner was killed, or space is short until writes of a dead process have ended.
+            # The call fails if the owner was killed, or if space is short until writes of a dead
+            # process have ended.
             if store.stats()["poisoned"]:
                 print("poisoned", error, flush=True)
 """
@@ -258,7 +259,7 @@ class SlowLoop(Loop):
 
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
-def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
+def test_queued_writes_of_killed_process_damage_no_page(slow_disk: Disk) -> None:
     """A killed process leaves writes in the device's queue, and other processes put pages while
     these writes are queued.
     """
@@ -386,7 +387,7 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
-def test_kill_loop_in_full_store(tmp_path: Path) -> None:
+def test_kills_in_full_store_lose_only_evicted_pages(tmp_path: Path) -> None:
     """Kills workers while they evict, and then a process that has flushed its pages and puts no
     further page (`check_witness`).
     """
@@ -459,7 +460,7 @@ def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
 
 
 @pytest.mark.timeout(120 + 3 * SECONDS)
-def test_kill_during_capacity_changes(tmp_path: Path) -> None:
+def test_kills_during_capacity_changes_damage_no_page(tmp_path: Path) -> None:
     """Owner, client and command are killed while the store shrinks and grows, and while directories
     are added and drained. The next process that opens the store reads no wrong byte, and the files
     never take more space than the largest capacity.

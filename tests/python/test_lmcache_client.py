@@ -128,7 +128,7 @@ def test_different_size_is_miss(client: NativeClient) -> None:
         assert (out == 0xA5).all()
 
 
-def test_batch_mixes_sizes_models_and_salts(client: NativeClient) -> None:
+def test_batch_of_mixed_sizes_models_salts_is_loaded(client: NativeClient) -> None:
     keys = texts(2) + texts(2, model="other") + texts(2, salt="tenant")
     sizes = [4 * KIB, 12_345] * 3
     pages = [page_of(key.encode(), size) for key, size in zip(keys, sizes, strict=True)]
@@ -158,7 +158,7 @@ def test_log_names_object_larger_than_half_the_store(
     assert get(client, short, 64 * KIB)[0] == [True]
 
 
-def test_object_longer_than_any_page_is_named(
+def test_log_names_object_longer_than_any_page(
     client: NativeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     page = np.zeros((512 << 20) + 1, np.uint8)

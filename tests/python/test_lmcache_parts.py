@@ -91,7 +91,7 @@ def test_stored_objects_keep_their_scopes() -> None:
     assert scope.id.hex() == "72b6642b5e2e5da729e49db414d89474"
 
 
-def test_scope_has_common_dtype() -> None:
+def test_scope_names_dtype_that_all_tensors_share() -> None:
     layouts = {
         "bfloat16[2,8]@KV_2LTD": "bfloat16",
         "float16[8]+float16[2]@KV_2LTD": "float16",
@@ -243,7 +243,7 @@ def test_only_stored_formats_are_known() -> None:
         ("uint8[99]+uint8[99]@KV_2LTD", False),
     ],
 )
-def test_same_layout_and_serialized_bytes_fit(stored: str, is_usable: bool) -> None:
+def test_objects_of_same_layout_or_serialized_are_usable(stored: str, is_usable: bool) -> None:
     assert fits(ObjectFormat(99, stored), ObjectFormat(32, "bfloat16[2,8]")) is is_usable
 
 

@@ -86,7 +86,7 @@ def mib(size: int) -> str:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_figures_follow_from_shapes(model: Model) -> None:
+def test_documented_sizes_follow_from_model_shapes(model: Model) -> None:
     assert model.token_kib == figure(model.chunk_bytes(1) / CHUNK_TOKENS / 1024)
     chunks = tuple(mib(model.chunk_bytes(degree)) for degree in DEGREES)
     assert model.cells == (*chunks, mib(model.row_bytes(DEGREES[-1])))

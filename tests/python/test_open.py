@@ -131,7 +131,7 @@ def test_damaged_manifest_is_reported(where: Path) -> None:
 
 
 @pytest.mark.parametrize("mount_point", [False, True])
-def test_loss_of_first_directory_changes_no_other(tmp_path: Path, *, mount_point: bool) -> None:
+def test_loss_of_first_directory_spares_the_others(tmp_path: Path, *, mount_point: bool) -> None:
     first, *others = listed = [tmp_path / name for name in "abc"]
     keys, scope = keys_of("x", 40), rt.Scope.opaque("x", 65536)
     with open_small(listed) as store:
@@ -282,7 +282,7 @@ def test_invalid_lists_are_refused_in_one_line(tmp_path: Path) -> None:
         assert not (tmp_path / "a").exists()
 
 
-def test_differences_from_list_are_logged(
+def test_directories_that_differ_from_list_are_logged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     open_small(names_of(tmp_path, "ab")).close()

@@ -145,7 +145,7 @@ def check_dead_writes_harmless(
 
 
 @FILE_SYSTEMS
-def test_dead_clients_writes_spare_reused_space(
+def test_late_writes_of_dead_client_damage_no_page(
     slow_writer: Callable[[Path], Child], slow_disk: Disk
 ) -> None:
     path = slow_disk.path / "kv"
@@ -160,7 +160,7 @@ def test_dead_clients_writes_spare_reused_space(
 
 
 @FILE_SYSTEMS
-def test_dead_owners_writes_spare_reused_space(
+def test_late_writes_of_dead_owner_damage_no_page(
     slow_writer: Callable[[Path], Child], slow_disk: Disk
 ) -> None:
     path = slow_disk.path / "kv"

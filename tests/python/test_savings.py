@@ -45,7 +45,7 @@ def test_client_reports_what_it_loaded(where: Path) -> None:
         wait_until(lambda: savings(where)["untimed_tokens"] == 320, "the report of the client")
 
 
-def test_cache_counts_at_its_lowest_tier(tmp_path: Path) -> None:
+def test_cache_counts_savings_in_its_disk_tier(tmp_path: Path) -> None:
     tiers = [f"host 16MiB {tmp_path}/host", f"disk {tmp_path}/disk 64MiB"]
     with rt.Cache.open(tiers) as cache:
         cache.record_prefill(0, 1000, 2.0)

@@ -221,7 +221,7 @@ def test_second_demonstration_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         pass
 
 
-def test_page_of_the_model_has_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_bytes_follow_model_and_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = '{"num_hidden_layers": 12, "num_key_value_heads": 2, "head_dim": 64}'
     (tmp_path / "config.json").write_text(shape)
     monkeypatch.setattr(demo.serve, "fast_dtype", lambda: "bfloat16")

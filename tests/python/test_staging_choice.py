@@ -46,7 +46,7 @@ def test_huge_pages_are_counted_in_mappings(at: int, nbytes: int, expected: bool
     ("segments", "sectors_kb", "boundary", "expected"),
     [(254, 4096, 0, True), (254, 1016, 0, False), (127, 1280, 4095, False)],
 )
-def test_disk_limits_requests_by_pieces(
+def test_limits_of_disk_tell_whether_requests_are_cut(
     tmp_path: Path, segments: int, sectors_kb: int, boundary: int, expected: bool
 ) -> None:
     disk = tmp_path / "devices" / "vda"

@@ -29,7 +29,7 @@ def finished(ticket: rt.Ticket) -> rt.Outcome:
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_put_then_get(store: rt.Store, copy: bool) -> None:
+def test_get_returns_the_bytes_of_the_put(store: rt.Store, copy: bool) -> None:
     source = pages_of(KEYS, PAGE)
     put = store.submit_put(SCOPE, KEYS, source, copy=copy)
     if copy:

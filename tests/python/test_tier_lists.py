@@ -70,7 +70,7 @@ def test_host_memory_of_the_engine_is_refused(engine: str) -> None:
 
 
 @pytest.mark.parametrize("tiers", [["host 8GiB"], ["host 8GiB", REMOTE], ["host 8GiB", DISK]])
-def test_host_tier_on_cpus_is_a_store(tiers: list[str]) -> None:
+def test_host_tier_on_cpus_is_accepted(tiers: list[str]) -> None:
     assert VllmSettings.parse_on_cpus({"tiers": tiers}).tiers == tuple(tiers)
 
 

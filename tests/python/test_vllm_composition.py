@@ -132,7 +132,7 @@ def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: 
     assert {save.request: save.pages.first for save in second.saves} == {"r": 0, "o": 0}
 
 
-def test_steps_in_flight_wait_for_earlier_load(side: SchedulerSide) -> None:
+def test_saves_of_steps_in_flight_wait_for_earlier_load(side: SchedulerSide) -> None:
     asked = request(400)
     admit(side, asked, TOKENS)
     first = step(side, asked, TOKENS, loads=True)
@@ -277,7 +277,7 @@ class Multi(Base):
         self.child = made(SimpleNamespace(name="a copy"))
 
 
-def test_child_finds_engine_configuration() -> None:
+def test_nested_connector_finds_engine_configuration() -> None:
     outer = SimpleNamespace(name="the engine's")
     assert Multi(outer, Child).child.engine is outer
     assert Multi(outer, lambda copy: Multi(copy, Child)).child.child.engine is outer

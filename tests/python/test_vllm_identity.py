@@ -293,7 +293,7 @@ def test_latent_attention_is_one_object(model: Path) -> None:
     assert len(ids[0]) == 1
 
 
-def test_window_is_separate_part(model: Path) -> None:
+def test_group_with_window_has_unchained_scope(model: Path) -> None:
     window = attention(SlidingWindowSpec, sliding_window=128, extra_retained_tokens=1)
     one = identify(model, attention(), window)
     assert [group.reach for group in one.groups] == [ALL, trailing(129)]

@@ -84,7 +84,7 @@ def test_protect_makes_stream_of_the_engine_wait_for_put(
     assert ordered == [7]
 
 
-def test_broken_device_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_device_makes_memory_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = DeviceMemory(1, lambda _: "FLASH_ATTN")
     assert memory.problem() == ""
     device = SimpleNamespace(broken=False)
@@ -95,7 +95,7 @@ def test_broken_device_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", ["yes", "1", "cuda"])
-def test_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_unknown_device_choice_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(device_choice.VARIABLE, value)
     with pytest.raises(ValueError, match=f"{device_choice.VARIABLE} is '{value}': set it to own"):
         device_choice.chosen()

@@ -59,7 +59,7 @@ def test_layers_in_consecutive_tensors_are_separate_spans() -> None:
     assert len(spans(caches, caches, 8)) == 2
 
 
-def test_shared_cache_counts_once() -> None:
+def test_cache_shared_by_layers_counts_once() -> None:
     shared = Tensor(4096, SHAPE)
     assert group_memory({"l.0": shared, "l.1": shared}, ["l.0", "l.1"], 2, 8).layers == ("l.0",)
 

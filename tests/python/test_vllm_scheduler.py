@@ -375,7 +375,7 @@ def test_hit_requires_all_objects_of_page(store: FakeStore, blocks: Blocks) -> N
 WINDOWED = (cache_group(), cache_group(trailing(2 * TOKENS), stages=(("l.2",),)))
 
 
-def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None:
+def test_window_group_loads_only_pages_of_its_window(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
     store.keep(asked.block_hashes[:5], ObjectId(0, 0, 0))

@@ -174,7 +174,7 @@ def slow_load_fast_prefill(rig: TierHarness) -> None:
         rig.tier.record_prefill(0, 1000 * TOKENS, 1e-6)
 
 
-def test_gate_that_computes_loads_nothing(machine: Machine) -> None:
+def test_chunks_slower_to_load_than_compute_are_misses(machine: Machine) -> None:
     rig = machine("one")
     rig.save(rig.begin("r", KEYS), KEYS)
     # Wait until the chunks are written to the remote, because the write leases them.

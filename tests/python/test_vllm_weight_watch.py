@@ -254,7 +254,7 @@ def test_unknown_worker_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> No
         watch.check(SimpleNamespace())
 
 
-def test_remote_worker_compares_own_count(parameters: Parameters, model: Model) -> None:
+def test_worker_on_other_machine_compares_own_count(parameters: Parameters, model: Model) -> None:
     elsewhere = WeightWatch(parameters, ChangeCounters.private(3), 1, shared=False)
     ours = ChangeCounters.private(3)
     ours.add(0)

@@ -443,7 +443,7 @@ def test_loads_and_saves_begin_after_the_work_of_the_engine(
 
 
 @pytest.mark.parametrize("stream", [None, 0, 7])
-def test_core_learns_the_stream(broken_core: VllmStore, stream: int | None) -> None:
+def test_transfers_begin_after_given_stream(broken_core: VllmStore, stream: int | None) -> None:
     """CUDA's default stream is 0, so only None means that there is no stream."""
     calls: list[dict[str, Any]] = []
     assert broken_core.open()

@@ -98,7 +98,7 @@ def test_failed_layer_group_fails_page_once(
     assert layered.results.take_failed_blocks() == set()
 
 
-def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
+def test_failed_load_is_reported_in_step_with_drafts(layered: WorkerSide, store: FakeStore) -> None:
     """With draft tokens vLLM calls `take_completed_loads` before `save`."""
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
@@ -175,7 +175,7 @@ def test_async_loads_have_no_layer_groups(
     assert counts["apart_loads"] == 1
 
 
-def test_layer_load_costs_waited_time(layered: WorkerSide, store: FakeStore) -> None:
+def test_load_by_layer_reports_time_the_step_waited(layered: WorkerSide, store: FakeStore) -> None:
     store.wants_timings = True
     store.outcomes = [outcome(True, True, True)]
     begun = monotonic()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class DecisionLog:
     """The decisions of one engine. vLLM repeats its call for a waiting request; a decision that
     equals the last decision about its request is not recorded again. Decisions name the pages by
-    the keys and the scope of the first object of the bundle that is looked up first
+    the keys and the scope of the first of the objects that are looked up first
     (`Matcher.first_bundle`). A failure is counted, and not raised.
     """
 
@@ -34,7 +34,7 @@ class DecisionLog:
             loaded = tokens // self._matcher.first_bundle.page_tokens
             estimate = None if match.decision is None else match.decision.alternatives
             self._record(state, outcome, looked_up, found, loaded, detail, estimate)
-        except Exception as error:  # the request may load its pages nevertheless
+        except Exception as error:  # a failed record stops no load
             self._store.record_failure("note_decision", error)
 
     def record_without_match(
@@ -53,7 +53,7 @@ class DecisionLog:
     ) -> "tuple[DecisionOutcome, int, str]":
         """Returns the outcome of a lookup, the number of found pages, and the detail."""
         size = self._matcher.first_bundle.page_tokens
-        # `present` counts pages of full attention only.
+        # `present` is 0 in a model without full attention.
         found = max(match.present, match.tokens // size)
         outcome: DecisionOutcome = "missed"
         detail = ""

@@ -62,7 +62,7 @@ class DeferredSaves:
 
     def __init__(self) -> None:
         self._number = 0
-        # Invariant: the first step has synchronous loads.
+        # Steps without an outcome, in order. Invariant: the first of them has synchronous loads.
         self._steps: deque[PendingStep] = deque()
         self._ready: list[Save] = []
         self._leaving: set[str] = set()
@@ -92,9 +92,10 @@ class DeferredSaves:
     def complete_steps(
         self, number: int, invalid: Collection[int], failed: Collection[str]
     ) -> StepResult:
-        """Takes the outcome of all steps up to `number`, and makes their remaining saves ready for
-        the next `plan`. `invalid`: blocks that failed to load. `failed`: requests whose load
-        failed, if vLLM does not report the failed blocks.
+        """Takes the outcome of all steps up to `number`. Makes the remaining saves of these steps,
+        and of later steps up to the next step with synchronous loads, ready for the next `plan`.
+        `invalid`: blocks that failed to load. `failed`: requests whose load failed, if vLLM does
+        not report the failed blocks.
         """
         result = StepResult()
         if invalid or failed:
@@ -131,8 +132,9 @@ class DeferredSaves:
 
     def _drop(self, result: StepResult, invalid: set[int], failed: set[str]) -> None:
         """Drops all saves of failed requests, and of requests that hold a block that failed to load
-        or was computed on top of such a block. Saves of later steps that have begun are included,
-        because they may be of the same blocks. Adds the dropped saves and the blocks to `result`.
+        or was computed on top of such a block. Steps that began after the failed load may save the
+        same blocks, so their saves are dropped too. Adds the dropped saves and the blocks to
+        `result`.
         """
         bad = set(failed)
         tables = [(name, table) for step in self._steps for name, table in step.tables.items()]

@@ -1,11 +1,11 @@
-"""Reads the choice of our own copies, for a CUDA engine or an emulated device, from an environment
-variable. The choice is not a setting, because it is for trials, not for production.
+"""Reads from an environment variable whether Ritornello itself copies pages between the store and a
+CUDA device or an emulated device. This choice is not a setting, because it is for trials only.
 """
 
 import os
 
 VARIABLE = "RITORNELLO_DEVICE"
-# The two values of this environment variable.
+# The permitted values of this variable.
 OWN, EMULATED = "own", "emulated"
 
 

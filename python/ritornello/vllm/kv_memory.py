@@ -39,9 +39,9 @@ class KvMemory(Protocol):
     def arrangement(
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
     ) -> str:
-        """Returns how attention arranges the bytes in the blocks of layers, where the configuration
-        does not tell; "" where it does. `apart`: the number of heads in a block if each head is one
-        contiguous range of the block, else 0.
+        """Returns how attention arranges the bytes in the blocks of `layers`; "" if the engine's
+        configuration determines the arrangement. `apart`: the number of heads in a block if each
+        head is one contiguous range of the block, else 0.
         """
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:

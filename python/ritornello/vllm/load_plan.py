@@ -2,8 +2,8 @@
 
 Invariants:
 * A page is claimed, that is promised to vLLM as loadable, only under a lease. A lease is released
-  when the workers have reported the load, or when the claim is dropped before its load; without a
-  report the lease expires.
+  when the step that waits for the load has ended, when all workers have ended an asynchronous load,
+  or when the claim is dropped before its load. A lease that is not released expires.
 * The last token of a request is never claimed: the engine must compute one token to answer.
 * A request whose load failed computes the remaining tokens, and loads nothing further.
 * Tokens count as loaded instead of computed when all workers have reported their load, and none of
@@ -82,7 +82,8 @@ class LoadPlan:
         self._async_leases: dict[str, list[Lease]] = {}
         # The gate's decisions on loads in progress, by request.
         self._decisions: dict[str, Any] = {}
-        # By request. Loads that a step waits for are of the last step.
+        # Loads whose tokens are not counted yet, by request. All synchronous loads here are of the
+        # last step.
         self._in_progress: dict[str, LoadInProgress] = {}
 
     def claim(self, state: RequestState, computed: int) -> tuple[int | None, bool]:
@@ -155,7 +156,8 @@ class LoadPlan:
         self.drop_match(state)
         name = state.request.request_id
         self._decisions.pop(name, None)
-        # A request may end with the step that waits for its load, whose report follows.
+        # A synchronous load is not removed here: its request may end with the step that waits for
+        # the load, and the report of the load follows.
         if name in self._in_progress and self._in_progress[name].asynchronous:
             del self._in_progress[name]
         if state.waiting_since is not None:
@@ -250,7 +252,7 @@ class LoadPlan:
         if probed > hits:
             reason = "not_found" if state.loads else "opted_out"
             if self._composed and not external and match.found.tokens > match.local_tokens:
-                reason = "other_connector"  # MultiConnector chose another connector
+                reason = "other_connector"  # MultiConnector loads the pages by another connector
             self._meter.missed(reason, probed - hits)
 
 

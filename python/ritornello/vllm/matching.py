@@ -83,8 +83,8 @@ class Matcher:
     def lookup(
         self, hashes: Sequence[bytes], tokens: int, prompt: PromptLength
     ) -> PrefixMatch | None:
-        """Returns the longest prefix of at most `tokens` that can be restored; None if the store
-        failed.
+        """Returns the longest prefix of at most `tokens` that can be restored; None if a lookup of
+        pages of full attention failed. Pages of windows whose lookup failed count as missing.
         """
         most = self._floor(tokens)
         stored = [0] * len(self._groups)
@@ -139,7 +139,8 @@ class Matcher:
         self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: PromptLength
     ) -> int | None:
         """Leases the windows of the longest possible length up to `most`, and returns that length;
-        None while pages are pending.
+        None while windows of a prefix of `most` tokens are pending. Returns 0 if windows of a
+        shorter prefix are pending.
         """
         complete = self._lease_windows(leases, hashes, most, prompt)
         if complete or complete is None:

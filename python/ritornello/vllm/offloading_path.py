@@ -96,10 +96,9 @@ class OffloadingPath(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Returns no tokens in an engine that is not served: vLLM's offloading may have saved
-        blocks without KV there, which another connector failed to load. After a change of the
-        weights the host memory may hold chunks of earlier weights: returns no tokens until a reset
-        that includes the connector.
+        """Returns no tokens in an engine that is not served
+        (`composition.unsafe_to_offload_reason`). After a change of the weights the host memory may
+        hold chunks of earlier weights: returns no tokens until a reset that includes the connector.
         """
         if not self._serves:
             return 0, False

@@ -114,8 +114,8 @@ def needs_single_blocks(specs: Iterable[Any]) -> bool:
     """Returns whether a chunk must be one block, because a KV cache group keeps a state only at the
     end of a prompt's last whole block (vLLM's mode "align"). vLLM offloads this state only if a
     chunk ends with this block, and without the state vLLM loads nothing of the prompt. `specs`: the
-    spec of each group. On a worker the spec of a group may contain the specs of its layers; the
-    first of them counts, which is the spec of the group in the scheduler.
+    spec of each group. On a worker the spec of a group may contain a spec for each layer: the first
+    layer's spec is used, because in the scheduler it is the spec of the group.
     """
     for spec in specs:
         layers = getattr(spec, "kv_cache_specs", None)

@@ -84,8 +84,8 @@ def prefill_of(step: Step) -> tuple[int, int] | None:
     before the one prompt's prefill is chosen so that attention computes the same number of pairs of
     a token and an earlier token as in the step.
     """
-    # A step of decodes returns here. Each prompt computes two tokens or more, so a prefill of
-    # `TOKENS_MIN` tokens leaves at least half of them.
+    # Return early for a step that only decodes. A request in prefill computes two tokens or more:
+    # if prefills have `TOKENS_MIN` tokens, the difference below is at least half of this number.
     drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
     scheduled = step.num_scheduled_tokens
     if sum(scheduled.values()) - drafts - len(scheduled) < TOKENS_MIN // 2:

@@ -6,9 +6,9 @@ blocks changed, a load failed, or a worker reported a save to repeat.
 
 The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
 (`worker`) submits one put for each object that this worker writes. `save` drops all saves of a step
-if the weights changed, the layout is not supported, or a synchronous load of the step failed
-(inside MultiConnector, `deferred` handles failed loads). After a failed load the saves are planned
-again.
+if the weights changed, the layout is not supported, the KV memory is not registered yet, or a
+synchronous load of the step failed (inside MultiConnector, `deferred` handles failed loads). In the
+last two cases the saves are planned again.
 
 Invariants:
 * The first `RequestState.saved` pages of each group of a request are not planned again: they are

@@ -126,8 +126,8 @@ class SchedulerSide:
         if state is None:
             return
         self._save_plan.add_request(request.request_id)
-        # A request without computed tokens is new or was preempted: the blocks of an earlier
-        # admission are no longer its blocks.
+        # A request without computed tokens is new or was preempted: it no longer holds the blocks
+        # that it shared after an earlier admission.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
         # After an asynchronous load vLLM calls again with the same blocks.
@@ -230,8 +230,8 @@ class SchedulerSide:
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
         """Returns the numbers of tokens before the step's prefill and in it, if exactly one request
-        computes more than one token, and the step is mostly this prefill. The time of any other
-        step would count as time of too few tokens.
+        computes more than one token, and the step is mostly this prefill. The duration of any other
+        step includes the time of many tokens outside this prefill.
         """
         scheduled = step.num_scheduled_tokens
         many = [(name, count) for name, count in scheduled.items() if count > 1]

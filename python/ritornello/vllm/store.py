@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# The reason of a put that is refused while too many puts, or moves on a device, wait; and of loads
-# and saves that are skipped while the KV memory of a device cannot be registered yet.
+# The reason of a put that the store refuses while too many puts, or moves on a device, wait. Also
+# the reason of loads and saves that are skipped while a device's KV memory is not registered yet.
 BUSY = "busy"
 
 # Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.
@@ -273,8 +273,9 @@ class VllmStore(FailSafeStore):
         self.attempt("cancel", ticket.cancel, None)
 
     def _is_lost(self, error: BaseException) -> bool:
-        """A broken device fails gets and puts with a fatal error, too: the store then still works,
-        and opening it again would not help.
+        """Returns whether the store must be opened again after a call failed with `error`. False
+        for a fatal error while the KV memory is unusable: a broken device causes such errors of
+        gets and puts, and the store still works.
         """
         is_of_memory = getattr(error, "kind", "") == "fatal" and self.memory_problem()
         return super()._is_lost(error) and not is_of_memory

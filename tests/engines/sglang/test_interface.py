@@ -251,7 +251,7 @@ def test_unknown_interface_fails_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     importlib.reload(storage)
 
 
-def test_late_attach_begins_epoch(
+def test_storage_attached_after_start_begins_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updater, manager, controller = storage.WATCHED

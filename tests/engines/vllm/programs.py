@@ -70,8 +70,8 @@ class Interpreters:
         try:
             ended = self._started[turn].ask(json.dumps(asdict(asked)))
         except BaseException:
-            # The exit status of this program was not read, and would be read as the exit status of
-            # the next program.
+            # End the interpreters: if the wait is interrupted, the exit status of `program` is
+            # unread, and the next run would read it as the exit status of its own program.
             self.end()
             raise
         assert ended, "the interpreter that forks programs has ended"

@@ -68,7 +68,7 @@ class GroupEngine:
         # The index of the first token that was computed for each request, by the request's name.
         self._begun: dict[str, int] = {}
         # No worker that counts changes of the weights runs here, and without one a `WeightGuard`
-        # treats the weights as changed. So remove it from the data path and from the tier.
+        # treats the weights as changed. So remove the guard from the data path and the tier.
         self.path._guard = None
         (tier,) = self.path.connector_scheduler.manager.secondary_tiers
         self.tier = tier._tier

@@ -23,11 +23,12 @@ REPORT_SECONDS = 1.0
 
 class Prompt(NamedTuple):
     """The chunks of one prompt and KV cache group. `keys`: keys of the chunks; if `scope` is
-    chained, from the first chunk of the prompt, or of one chunk whose position is unknown.
+    chained, from the first chunk of the prompt, or of one chunk that is looked up alone.
     `computed`: leading tokens that the engine has. `tokens`: tokens of all `keys`. `chunk_tokens`:
     tokens of a chunk. `chunk_bytes`: bytes of a chunk, and of the chunks of other chained groups
-    for the same tokens. These three numbers are 0 if the gate does not decide about the chunks.
-    `is_local`: the lookup is about this machine only; false if `scope` is chained.
+    for the same tokens. `computed`, `tokens`, `chunk_tokens` and `chunk_bytes` are 0 if the gate
+    does not decide about the chunks. `is_local`: the lookup is about this machine only; false if
+    `scope` is chained.
     """
 
     scope: "Scope"
@@ -73,7 +74,7 @@ class TierCache(ChunkStore):
             if not prompt.chunk_tokens and gate != "never":
                 gate = "always"
             if prompt.is_local:
-                # Look up the chunks that are on this machine only, so that no fetch begins.
+                # `cache.lookup` fetches missing chunks, so pass it only chunks on this machine.
                 present = cache.exists(prompt.scope, keys)
                 keys = [key for key, is_present in zip(keys, present, strict=True) if is_present]
                 if not keys:
@@ -109,7 +110,7 @@ class TierCache(ChunkStore):
         """
 
         def action(cache: "Cache") -> None:
-            # The thread runs calls in order, so `call` is done.
+            # The thread runs calls in order: `call`, which was queued before this call, is done.
             if call is not None and call.value is not None:
                 for lease in call.value.lookup.leases:
                     cache.release(lease)

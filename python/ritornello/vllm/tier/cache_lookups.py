@@ -287,7 +287,7 @@ class CacheLookups:
         context: Context,
         **result: Any,
     ) -> None:
-        """Records the `result` of a lookup of leading chunks, of which vLLM has `number` chunks."""
+        """Records the `result` of a lookup of leading chunks. vLLM has `number` leading chunks."""
         if asked.prompt.chunk_tokens:
             self._decisions.record_lookup(
                 state, context, group, asked.prompt.scope, asked.keys, start=number, **result

@@ -71,7 +71,7 @@ class DecisionLog:
                 estimate = None if lookup is None else lookup.alternatives
                 named = keys[start:] if start else keys
                 self._record(state, context, group, scope, decision, named, estimate)
-        except Exception as error:  # the request may load its chunks nevertheless
+        except Exception as error:  # a failed record stops no load
             self._store.record_failure("note_decision", error)
 
     def record_refusal(
@@ -90,8 +90,8 @@ class DecisionLog:
         self, state: RequestState, context: Context, group: Group, scope: "Scope", key: bytes
     ) -> None:
         """Records that `key` was not found by a lookup on vLLM's lookup thread. vLLM gives the
-        answer of one such lookup to all requests that ask for the chunk. If the lookup was made for
-        this request, its decision was recorded then.
+        answer of one such lookup to all requests that ask for the chunk. Records nothing if the
+        lookup was made for this request, because `record_lookup` has recorded its result.
         """
         last = state.recorded.get(group.number)
         if last is None or key not in (last.first, last.next):

@@ -299,9 +299,9 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
-        """Records an event: chunks that were stored, or, as removed, chunks that a load found no
-        longer stored. `ownership` is omitted: Dynamo drops events with an owner that it does not
-        know.
+        """Records an event for vLLM's publisher: a put stored chunks, or a load found that chunks
+        are no longer stored (removed). `ownership` is omitted: Dynamo drops events with an owner
+        that it does not know.
         """
         job = finished.job
         keys = finished.gone if job.load else moved

@@ -45,7 +45,7 @@ class RecordedDecision(NamedTuple):
 
     def covers(self, later: "RecordedDecision") -> bool:
         """Returns whether `later` begins after the chunks that this decision loads, and finds no
-        further chunk.
+        chunk that this decision has not found.
         """
         return (
             self.loaded > 0

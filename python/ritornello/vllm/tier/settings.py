@@ -24,7 +24,7 @@ class TierSettings:
     one remote below it, because vLLM's host memory is the host tier. `enable_kv_events`: vLLM's
     event publisher is told which chunks were stored, and which a load found absent or damaged.
     `locality`: where the store is, as seen from vLLM, for these events and for requests that choose
-    tiers; None leaves it open.
+    tiers; None if it is not declared.
     """
 
     store: Settings

@@ -217,9 +217,9 @@ class Tier:
         )
 
     def _tokens_of(self, context: Context, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Returns the number of tokens before the chunks of a load, and in them. All chained groups
-        cover the same tokens, so the first of them tells the numbers. Without such a group both are
-        0; the first is 0 if vLLM does not know the position of a chunk.
+        """Returns the number of tokens before the chunks of a load, and of tokens in these chunks.
+        All chained groups cover the same tokens, so the numbers are of the first chained group.
+        Both are 0 without such a group. The first is 0 if vLLM knows no position of some chunk.
         """
         for group, _, indices in self._by_group(keys):
             if group.chained:
@@ -281,7 +281,7 @@ class Tier:
         try:
             rows = transfer.chunk_ids.tolist()
             for group, scope, indices in self._by_group(keys):
-                # vLLM passes the keys of a set, in no order. A chunk is put after its predecessor.
+                # vLLM passes the keys in no order. Sorted, consecutive chunks are one put or get.
                 indices = sorted(indices, key=lambda index: self._place(transfer, keys[index]))
                 group_keys = [keys[index] for index in indices]
                 for run in consecutive_runs(transfer.req_context, group, group_keys):
@@ -289,7 +289,7 @@ class Tier:
                     ticket = submit(self._rows, group, scope, group_keys[run], moved)
                     parts.append(TicketPart(indices[run], ticket))
                     unassigned.difference_update(indices[run])
-        except Exception as error:  # the tickets that were started must be waited for
+        except Exception as error:  # the job must wait for the started tickets
             self._store.record_failure("transfer", error)
             reason = "error"
         if unassigned:
@@ -324,9 +324,9 @@ class Tier:
         return finished_jobs
 
     def _record_outcome(self, finished: FinishedJob) -> None:
-        """Counts the tokens of a load, and its duration up to the step that takes its result, as
-        avoided prefill: no tokens unless every chunk was loaded, and neither if the request has
-        ended. If the gate chose the load and it succeeded, tells the gate its duration.
+        """Counts the tokens of a load, and its duration up to this step, as avoided prefill. Counts
+        no tokens unless every chunk was loaded, and nothing if the request has ended. If the gate
+        chose the load and every chunk was loaded, tells the gate the duration.
         """
         job, is_whole = finished.job, all(finished.ok)
         if not job.load:

@@ -68,7 +68,7 @@ class WeightGuard:
 
     def cover(self, reading: bytes | None) -> None:
         """Declares that the current epoch covers the changes of a reading: no cache of the engine
-        holds pages computed before them. Pass the reading that was compared: a change that is
+        holds pages computed before them. Pass the reading that `differs` compared: a change that is
         counted after that reading needs a further epoch.
         """
         if reading is not None:
