@@ -67,7 +67,7 @@ class CopyingWorker(OffloadingWorker):
         return True
 
     def _places(self, blocks: GPULoadStoreSpec, chunks: Any) -> Iterator[tuple[int, int, int, int]]:
-        """Yields group, block, chunk and place in the chunk of each block. A transfer lists the
+        """Yields each block's group, number, chunk and index in the chunk. A transfer lists the
         blocks and the chunks of the first group, then of the second, and so on; the first and the
         last chunk of a group may lack blocks.
         """

@@ -17,7 +17,7 @@ from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 
 import ritornello as rt
 
-# Puts and flushes in rounds; prints the outcome of each round, and how bytes were moved.
+# Repeats puts and a flush; prints the outcome of each repetition, and how bytes were moved.
 CHILD = """
 import json, sys, time
 sys.path.insert(0, {here!r})

@@ -146,9 +146,7 @@ def test_write_budget_refuses_with_reason(where: Path) -> None:
 
 
 def test_probes_do_not_delay_close(where: Path) -> None:
-    """Four threads probe until the store is closed. The probes must keep neither the closing nor
-    the threads from ending.
-    """
+    """Four threads probe until the store is closed. Neither `close` nor a thread may hang."""
     for _ in range(5):
         store = open_small(where)
         put(store, "a")

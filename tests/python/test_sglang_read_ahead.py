@@ -25,8 +25,8 @@ from ritornello.sglang.store import Read, SGLangStore
 from ritornello.sglang.transfers import READ_IN, Transfer, Transfers, transfer_obstacle
 
 BATCH, PAGES, WAIT = 4, 10, 60.0
-# Places in a host pool: a put stores the pages at `FROM`, and a transfer loads them to `TO`. `ALL`
-# is the number of places.
+# Positions in a host pool: a put stores the pages at `FROM`, and a transfer loads them to `TO`.
+# `ALL` is the number of positions.
 FROM, TO, ALL = range(PAGES), range(PAGES, 2 * PAGES), 2 * PAGES
 KEYS = keys(PAGES)
 
@@ -59,7 +59,7 @@ class Controller:
 
 @dataclass
 class Operation:
-    """Stand-in for SGLang's operation that loads the prompt to the places `TO`."""
+    """Stand-in for SGLang's operation that loads the prompt to the positions `TO`."""
 
     hash_value: list[str] = field(default_factory=lambda: [key.hex() for key in KEYS])
     host_indices: Any = field(default_factory=lambda: slots(*TO))
@@ -71,8 +71,8 @@ class Operation:
 
 
 class Recorded(SGLangStore):
-    """A store that records the beginning and the end of each get, with the place in the prompt of
-    the get's first page. `tickets`, by this place: tickets that replace the tickets of gets.
+    """A store that records the beginning and the end of each get, with the index in the prompt of
+    the get's first page. `tickets`, by this index: tickets that replace the tickets of gets.
     """
 
     def __init__(self, path: Path, meter: RateMeter) -> None:
@@ -156,8 +156,8 @@ def store(tmp_path: Path, meter: RateMeter) -> Iterator[Recorded]:
 
 
 def stored(store: SGLangStore, meter: RateMeter, name: str = "kv", **given: Any) -> Pool:
-    """Returns a pool. The pages at its places `FROM` are stored as the pages of the prompt, and its
-    places `TO` are zero.
+    """Returns a pool. The pages at its positions `FROM` are stored as the pages of the prompt, and
+    its positions `TO` are zero.
     """
     pool = pool_of(Host(pages=ALL, **given), store, meter, name)
     assert pool.put(KEYS, slots(*FROM), None) == PAGES
@@ -176,7 +176,7 @@ def transfer(storage: Any, operation: Any) -> list[int]:
 
 
 def loaded(pool: Any, pages: int = PAGES) -> bool:
-    """Returns whether the places `TO` hold the first `pages` pages, and no other page."""
+    """Returns whether the positions `TO` hold the first `pages` pages, and no other page."""
     memory = pool._host.memory
     same = np.array_equal(memory[:, TO[:pages]], memory[:, FROM[:pages]])
     return same and not memory[:, TO[pages:]].any()
@@ -295,7 +295,7 @@ def test_unexpected_batch_is_read_when_it_is_asked_for(store: Recorded, meter: R
     pool = stored(store, meter)
     reads = ReadAhead(Transfer.of(Operation(), TOKENS), store, Paces())  # type: ignore[arg-type]
     assert reads.get(pool, KEYS[:4], slots(*TO[:4])) == 4
-    # The places of this batch differ from the places that the operation has for it.
+    # The positions of this batch differ from the positions that the operation has for the batch.
     assert reads.get(pool, KEYS[4:8], slots(*TO[6:10])) == 4
     memory = pool._host.memory
     assert np.array_equal(memory[:, TO[6:10]], memory[:, FROM[4:8]])

@@ -1,4 +1,6 @@
-"""Side pools of SGLang behind tiers: windows and states that another machine stored."""
+"""Side pools of SGLang (host pools besides the main pool, for windows, states and indexers) behind
+tiers: pages that another machine stored.
+"""
 
 import sys
 import time
@@ -91,16 +93,16 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def put(store: SGLangCacheStore, scope: rt.Scope, places: Sequence[int]) -> None:
-    """Puts the prompt's pages at `places`. The main pool accepts only the prompt's leading
-    pages.
+    """Puts the prompt's pages with the indices `places`. The main pool accepts only the prompt's
+    leading pages.
     """
     keys = [KEYS[place] for place in places]
     assert store.put(scope, keys, pages_of(keys, PAGE), []) == len(keys)
 
 
 def fill(store: SGLangCacheStore, side: Sequence[int], other: Sequence[int] = ()) -> None:
-    """Stores the prompt's 40 pages in the main pool, and its pages at the places `side` and `other`
-    in the two side pools. Waits until all tiers have the pages.
+    """Stores the prompt's 40 pages in the main pool, and its pages with the indices `side` and
+    `other` in the two side pools. Waits until all tiers have the pages.
     """
     for scope, places in ((MAIN, range(40)), (SIDE, side), (OTHER, other)):
         if places:
@@ -125,8 +127,8 @@ def find(
 
 
 def load(store: SGLangCacheStore, scope: rt.Scope, places: Sequence[int]) -> int:
-    """Loads the prompt's pages at `places`, and checks their bytes. Returns the number of leading
-    pages that were loaded.
+    """Loads the prompt's pages with the indices `places`, and checks their bytes. Returns the
+    number of leading pages that were loaded.
     """
     keys = [KEYS[place] for place in places]
     out = blank(len(keys), PAGE)

@@ -1,5 +1,6 @@
 """Our secondary tier of vLLM's offloading, without vLLM: lookups, loads and saves, with stores that
-cannot be opened, refuse pages, belong to another process, or were closed.
+cannot be opened, refuse pages, belong to another process, or were closed. A chunk is a page of
+vLLM's host tier.
 """
 
 import os

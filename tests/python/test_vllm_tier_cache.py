@@ -1,5 +1,6 @@
 """Our secondary tier of vLLM's offloading over a disk and a remote, without vLLM: lookups that wait
-for the remote, the gate, and requests that end or whose weights change while a remote loads.
+for the remote, the gate, and requests that end or whose weights change while a remote loads. A
+chunk is a page of vLLM's host tier.
 """
 
 import os

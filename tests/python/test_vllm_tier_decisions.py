@@ -1,4 +1,6 @@
-"""Decisions that our secondary tier of vLLM's offloading records about the chunks of requests."""
+"""Decisions that our secondary tier of vLLM's offloading records about the chunks of requests. A
+chunk is a page of vLLM's host tier.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

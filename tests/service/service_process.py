@@ -27,7 +27,7 @@ def command() -> str:
 
 
 def use(store: rt.Store, name: str) -> None:
-    """Puts pages of a scope that is named `name`, and looks up stored and absent pages."""
+    """Puts pages of a scope that is named `name`, and looks up stored and missing pages."""
     scope = rt.Scope.opaque(name, PAGE_BYTES, chained=True)
     keys = [f"{name}-{page:08}".encode() for page in range(PAGES)]
     pages = [np.full(PAGE_BYTES, page, np.uint8) for page in range(PAGES)]

@@ -1,4 +1,4 @@
-"""Finds the longest prefix of a request that the store can restore.
+"""Finds the longest prefix of a request that can be loaded from the store.
 
 A page consists of several objects: one per KV cache group, pipeline stage and range of KV heads.
 Objects with the same keys are looked up together. Full attention comes first: the shortest prefix
@@ -19,7 +19,7 @@ from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """The longest prefix of a request that the store can restore: its first `tokens` tokens.
+    """The longest prefix of a request that can be loaded: the first `tokens` tokens.
     `leases` protect the pages of the prefix from eviction. `stored`: for each group, the number of
     leading pages that saves skip: pages that are stored, and pages before the group's window.
     `pending`, `tiers` and `decision`: see `store.StoreHit`, for pages of `page_tokens` tokens.
@@ -83,7 +83,7 @@ class Matcher:
     def lookup(
         self, hashes: Sequence[bytes], tokens: int, prompt: PromptLength
     ) -> PrefixMatch | None:
-        """Returns the longest prefix of at most `tokens` that can be restored; None if a lookup of
+        """Returns the longest prefix of at most `tokens` that can be loaded; None if a lookup of
         pages of full attention failed. Pages of windows whose lookup failed count as missing.
         """
         most = self._floor(tokens)

@@ -127,7 +127,7 @@ class SchedulerSide:
             return
         self._save_plan.add_request(request.request_id)
         # A request without computed tokens is new or was preempted: it no longer holds the blocks
-        # that it shared after an earlier admission.
+        # that it shared before.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
         # After an asynchronous load vLLM calls again with the same blocks.

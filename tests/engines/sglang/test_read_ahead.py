@@ -35,7 +35,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def queued(host: Any, keys: list[str], *sides: PoolTransfer) -> PrefetchOperation:
     """Returns a prefetch of SGLang in the state before its transfer: its keys were found in the
-    storage, and its memory, the places `TO`, was allocated.
+    storage, and its memory, the positions `TO`, was allocated.
     """
     handle = SimpleNamespace(rid="test")
     operation = PrefetchOperation(handle, [], pool_transfers=[*sides] or None)

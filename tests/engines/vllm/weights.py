@@ -98,8 +98,8 @@ class WeightScenario:
         self.reset()
 
     def forget(self) -> None:
-        """Removes the prompts' blocks from vLLM's cache. Then computes a short prompt, because a
-        change of weights needs no reset while nothing was computed since the last reset.
+        """Removes the prompts' blocks from vLLM's cache. Then computes a short prompt, so that the
+        next change of weights needs a reset: a change directly after a reset needs none.
         """
         self.engine.forget()
         self.engine.tokens([1, 2, 3], answer=2)

@@ -22,8 +22,8 @@ REPORT_SECONDS = 1.0
 
 
 class Prompt(NamedTuple):
-    """The chunks of one prompt and KV cache group. `keys`: keys of the chunks; if `scope` is
-    chained, from the first chunk of the prompt, or of one chunk that is looked up alone.
+    """The chunks (pages of vLLM's host tier) of one prompt and KV cache group. `keys`: keys of the
+    chunks; if `scope` is chained, from the first chunk of the prompt, or of one chunk alone.
     `computed`: leading tokens that the engine has. `tokens`: tokens of all `keys`. `chunk_tokens`:
     tokens of a chunk. `chunk_bytes`: bytes of a chunk, and of the chunks of other chained groups
     for the same tokens. `computed`, `tokens`, `chunk_tokens` and `chunk_bytes` are 0 if the gate

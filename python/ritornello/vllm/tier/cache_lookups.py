@@ -1,4 +1,5 @@
-"""Answers vLLM's lookups of chunks if the tier is a cache over several tiers.
+"""Answers vLLM's lookups of chunks (pages of its host tier) if our tier is a cache over several
+tiers.
 
 Invariants:
 * A lookup names all chunks of its prompt from the first, also chunks that vLLM already has, because
@@ -12,8 +13,8 @@ Invariants:
   While the answer for a window is pending, vLLM asks for earlier windows in the same step. Each
   lookup on the remote fetches its window, although one complete window is enough. Therefore one
   window is looked up first. If it is incomplete, the two windows before it are looked up
-  concurrently, then four, and so on. A window whose last chunk is absent is not looked up again for
-  the request, until the request is preempted.
+  concurrently, then four, and so on. A window whose last chunk is missing is not looked up again
+  for the request, until the request is preempted.
 * After the answer for the first window, lookups of further windows begin on the remote for
   `WINDOWS_SECONDS` only, and each waits as long as the prefetch policy permits; with "best_effort"
   further windows are looked up on this machine only. An incomplete window is later looked up on

@@ -1,4 +1,6 @@
-"""Records what the tier decides about the chunks of each request, for `ritornello explain`."""
+"""Records what the tier decides about the chunks (pages of vLLM's host tier) of each request, for
+`ritornello explain`.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
 
 class DecisionLog:
     """Records one decision for each lookup of the leading chunks of a prompt, in groups with full
-    attention. A lookup begins at the first chunk that vLLM lacks. Chunks whose place in the prompt
-    is not known have no decisions.
+    attention. A lookup begins at the first chunk that vLLM lacks. Chunks whose position in the
+    prompt is not known have no decisions.
 
     vLLM repeats the lookups of waiting requests. A decision is not recorded if it equals the last
     decision about its request and group, or if it finds nothing after the chunks that this decision

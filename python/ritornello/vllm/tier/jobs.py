@@ -1,8 +1,9 @@
 """Loads and puts in progress, and their results.
 
-A job is vLLM's order to move chunks between its host tier and this tier. It has one ticket for each
-set of chunks that the store moves in one call (`sequence.consecutive_runs`), and is done when all
-its tickets are done: until then the kernel may write to, or read from, its rows of the host tier.
+A job is vLLM's order to move chunks (pages of its host tier) to or from this tier. A job has one
+ticket for each set of chunks that the store moves in one call (`sequence.consecutive_runs`), and is
+done when all its tickets are done: until then the kernel may write to, or read from, the job's rows
+of the host tier.
 """
 
 import logging

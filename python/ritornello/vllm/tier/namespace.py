@@ -1,4 +1,5 @@
-"""Everything besides tokens that decides whether a chunk's bytes may be reused.
+"""Everything besides tokens that decides whether the bytes of a chunk (a page of vLLM's host tier)
+may be reused.
 
 vLLM's own file tier names its folder by model name, dtype, sizes and groups. A name does not
 identify the weights, so this tier uses the model's configuration and the fingerprint of its

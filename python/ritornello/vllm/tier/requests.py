@@ -1,4 +1,6 @@
-"""The state that the tier keeps for each of vLLM's requests, and for their lookups."""
+"""The state that the tier keeps for each of vLLM's requests, and for the lookups of their chunks
+(pages of vLLM's host tier).
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -62,7 +64,7 @@ class PromptLookup:
     `pending`: the last answer was pending, and the next lookup is due at `next_at`. `pending_in`:
     the last step in which the answer was pending; in this step it is pending for all chunks. `end`:
     the request may load the chunks before this number; None until the first decision; 0 for a
-    window whose last chunk is absent. `incomplete`: a lookup of the window found that it lacks
+    window whose last chunk is missing. `incomplete`: a lookup of the window found that it lacks
     chunks. `decision`: the decision of the last lookup, until a load takes it.
     """
 

@@ -1,4 +1,4 @@
-"""Which chunks are consecutive in a request.
+"""Which chunks (pages of vLLM's host tier) are consecutive in a request.
 
 vLLM records in a request's context, for each of its keys, the number of tokens up to the end of
 the key's chunk. These positions tell which keys follow a key, so that one call looks up many keys,

@@ -22,7 +22,7 @@ ENGINE_TIERS = EngineTiers(
 class TierSettings:
     """`store`: the settings that tier and connector share; its `tiers` are one disk, and at most
     one remote below it, because vLLM's host memory is the host tier. `enable_kv_events`: vLLM's
-    event publisher is told which chunks were stored, and which a load found absent or damaged.
+    event publisher is told which chunks were stored, and which a load found missing or damaged.
     `locality`: where the store is, as seen from vLLM, for these events and for requests that choose
     tiers; None if it is not declared.
     """

@@ -1,4 +1,4 @@
-"""Answers vLLM's lookups of chunks if the tier is one store."""
+"""Answers vLLM's lookups of chunks (pages of its host tier) if our tier is one store."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""Answers lookups, starts jobs and reports their results.
+"""Answers lookups of chunks (pages of vLLM's host tier), starts jobs and reports their results.
 
 Invariants:
 * A chunk that a lookup finds is leased, so that it is still stored when a load reads it. The load
