@@ -97,7 +97,7 @@ class Process(Started):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(self.stop_seconds)
         finally:
-            # A signal to this process may have interrupted the wait.
+            # Kill the group even if a signal to this process interrupted the wait.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(self.stop_seconds)

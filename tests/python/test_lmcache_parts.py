@@ -363,8 +363,8 @@ def test_pending_query_is_repeated() -> None:
             done.set()
         return not ready.is_set()
 
-    # The executor calls a query first in the caller's thread. If this call returns that the query
-    # is pending, the later calls run on the executor's thread.
+    # In a process that owns the store the executor first calls a query in the caller's thread. If
+    # this call returns that the query is pending, the later calls run on the executor's thread.
     executor = LookupExecutor(lambda: True)
     executor.submit(pending)
     executor.submit(lambda _: behind.set())

@@ -216,7 +216,7 @@ def test_chunks_after_a_gap_are_not_recorded(
     client: TierHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted, request = Noted(client, monkeypatch), client.begin("r", KEYS)
-    # vLLM knows the answer about the third chunk.
+    # vLLM already has an answer about the third chunk, so it does not ask for this chunk.
     client.tier.batch_lookup(KEYS[:2] + KEYS[3:], request)
     assert noted.take() == [("r", "loaded", 2, 2, 2, "")]
 

@@ -194,7 +194,7 @@ def test_changes_of_empty_engine_need_no_reset(hooks: EngineHooks, core: Any) ->
     guard.begin_epoch = begin_epoch
     core.collective_rpc(flip)
     assert (epochs, guard.changed()) == ([True], False)
-    # A step without requests computes nothing.
+    # A step without requests computes nothing, so the next change needs no reset.
     assert core.scheduler.schedule() == "scheduled"
     core.collective_rpc(lambda worker: worker.reload_weights())
     assert (epochs, guard.changed()) == ([True] * 2, False)

@@ -132,7 +132,7 @@ def test_mooncake_meets_backend_contract(holder: Process, port: int) -> None:
     assert "cannot be listed" in answer["advice"][0]
 
 
-def test_lost_segment_costs_hits_only(
+def test_killed_memory_holder_costs_hits_only(
     start: Start, master: Process, holder: Process, port: int, tmp_path: Path
 ) -> None:
     def worker(name: str) -> Process:

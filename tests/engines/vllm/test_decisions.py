@@ -32,7 +32,7 @@ def test_request_is_explained_by_the_returned_id(engine: Engine, store_path: Pat
     assert warm.num_cached_tokens == PAGES * BLOCK
     entry = explain(store_path, warm.request_id)
     assert decisions(entry) == [("loaded", PAGES, PAGES, PAGES)]
-    # A put that is in progress would keep the pages before it from eviction.
+    # Wait for the puts: a put in progress would keep the pages before it from eviction.
     engine.forget()
     evict_all(store_path)
     entry = explain(store_path, warm.request_id)
@@ -44,7 +44,8 @@ def test_request_is_explained_by_the_returned_id(engine: Engine, store_path: Pat
 
 def test_loaded_tokens_count_as_avoided_prefill(engine: Engine, store_path: Path) -> None:
     asked = prompt(242)
-    # The duration of an engine's first prefill is not recorded if its cache is on a device.
+    # Compute two prompts: the duration of an engine's first prefill is not recorded if the engine's
+    # KV memory is on a device.
     for seed in (243, 244):
         engine.ask(prompt(seed))
     engine.ask(asked)

@@ -21,8 +21,8 @@ CHUNK_BLOCKS = CHUNK // BLOCK
 # Chunks that the host memory of each engine holds: enough for the longest prompt.
 HOST_CHUNKS = 8
 # One engine computes the first prompt and loads the second; the other engine does the reverse. Both
-# compute the two `OWN` prompts, because a gate ignores the first prefill of its engine, and
-# decides only after it has measured a further prefill.
+# compute the two `OWN` prompts, because the time of an engine's first prefill is not recorded, and
+# a gate decides only after the time of a prefill was recorded.
 OF_CONNECTOR, OF_TIER = prompt(31, 600), prompt(32, 900)
 OWN = [prompt(33, 500), prompt(34, 500)]
 
