@@ -300,7 +300,7 @@ def test_reset_hides_and_drops_earlier_chunks(rig: TierHarness) -> None:
     rig.tier.reset()
     fresh = rig.begin("s", KEYS)
     assert rig.hits(fresh, KEYS) == 0
-    # Nothing is stored until the running request ends: it may have computed with earlier weights,
+    # No chunk is stored until the running request ends: it may have computed with earlier weights,
     # and other requests may share its blocks.
     assert rig.save(running, KEYS).reasons == {"before_reset": 12}
     assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}

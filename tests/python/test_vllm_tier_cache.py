@@ -457,7 +457,7 @@ def test_best_effort_fetches_first_window_only(machine: Machine) -> None:
     ("window", "saved", "rounds", "end", "last"),
     [
         (1, STATES[:1], (STATES[11:], STATES[9:11], STATES[5:9], STATES[:5]), 1, STATES[:1]),
-        # Of each window that is looked up, only the last chunk is stored.
+        # Only the last chunk of each window that is looked up is stored.
         (2, STATES[1::2], (STATES[10:], STATES[6:10], STATES[:6]), 0, []),
     ],
     ids=["absent", "incomplete"],

@@ -299,7 +299,7 @@ def test_chunks_are_found_after_the_chunks_that_vllm_has(
 
 
 def answer_with(rig: TierHarness, monkeypatch: pytest.MonkeyPatch, lookup: Any) -> None:
-    """Makes the cache answer every lookup with `lookup`, at once."""
+    """Makes the cache answer every lookup immediately with `lookup`."""
 
     def answer(prompt: Prompt) -> Call:
         call = Call(lambda: Found(lookup))

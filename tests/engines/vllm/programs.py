@@ -71,7 +71,7 @@ class Interpreters:
             ended = self._started[turn].ask(json.dumps(asdict(asked)))
         except BaseException:
             # End the interpreters: if the wait is interrupted, the exit status of `program` is
-            # unread, and the next run would read it as the exit status of its own program.
+            # unread, and the next run would take this status for the status of its program.
             self.end()
             raise
         assert ended, "the interpreter that forks programs has ended"
