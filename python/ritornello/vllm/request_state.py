@@ -70,8 +70,8 @@ class RequestState:
     that are being copied to a tier from which they can be loaded. `sources`: the number of tokens
     that its last load reads from each tier. `shares_failed_block`: another request
     may recompute a block of this request that failed to load, or that was computed after such a
-    block; until vLLM admits it again this request saves nothing. `recorded`: the last decision that
-    was recorded about the request (`DecisionLog`).
+    block; this request saves nothing until vLLM admits the request again. `recorded`: the last
+    decision that was recorded about the request (`DecisionLog`).
     """
 
     request: Request

@@ -230,8 +230,8 @@ class SchedulerSide:
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
         """Returns the numbers of tokens before the step's prefill and in it, if exactly one request
-        computes more than one token, and the step is mostly this prefill. The duration of any other
-        step includes the time of many tokens outside this prefill.
+        computes more than one token, and the step is mostly this prefill. In any other step, other
+        tokens or the fixed cost of a step take a large part of the duration.
         """
         scheduled = step.num_scheduled_tokens
         many = [(name, count) for name, count in scheduled.items() if count > 1]

@@ -24,7 +24,7 @@ TRANSIENT = frozenset({"staging_full", BUSY, "superseded"})
 @dataclass(slots=True)
 class LoadResult:
     """Outcome of a load. `unfilled`: (group, index of the page in its sequence, block) of each page
-    that was not filled completely. `reason`: why one of the failed reads failed.
+    that was not filled completely. `reason`: why a read failed, or why nothing was read.
     """
 
     bytes: int = 0
