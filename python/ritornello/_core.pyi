@@ -298,10 +298,9 @@ class LeasedPrefix:
 @final
 class Outcome:
     """Result of a ticket. `pages`: number of leading pages stored (put), or filled and verified
-    (get).
-    `bytes`: bytes of the moved pages. `reason`: "" if all pages were moved, else why the first
-    missing page was not moved ("not_found", "checksum", "header", "io", "no_space", "staging_full",
-    "cancelled", "deadline", ...). `ok[i]`: page i was moved.
+    (get). `bytes`: bytes of the moved pages. `reason`: "" if all pages were moved, else why the
+    first missing page was not moved ("not_found", "checksum", "header", "io", "no_space",
+    "staging_full", "cancelled", "deadline", ...). `ok[i]`: page i was moved.
     """
 
     @property
@@ -335,8 +334,8 @@ class Ticket:
         """Makes later work of `stream` wait until a put of `DevicePages` has read its blocks: such
         work may write to the blocks before the ticket is done. Returns when all reads are queued on
         the device. With None, for engines whose work has no stream, returns when the blocks have
-        been read. Returns False, without an effect on `stream`, if either takes longer than
-        `timeout` seconds. For any other ticket returns True without an effect. FatalError: the
+        been read. Returns False if this takes longer than `timeout` seconds: `stream` then may not
+        wait for all reads. For any other ticket returns True without an effect. FatalError: the
         device is broken.
         """
 
@@ -479,17 +478,15 @@ class Store:
     ) -> Ticket:
         """`copy=True`: the bytes are copied into staging, which is bounded, before the call
         returns, so that the memory may be reused; pages that do not fit into staging are skipped
-        (reason
-        "staging_full"). Pages that are already stored are not copied; if such a page is evicted
-        before the put reaches the owner, the put ends before this page (reason "not_found").
-        `copy=False`: the memory must not change until the ticket is done.
+        (reason "staging_full"). Pages that are already stored are not copied; if such a page is
+        evicted before the put reaches the owner, the put ends before this page (reason
+        "not_found"). `copy=False`: the memory must not change until the ticket is done.
 
         `DevicePages`, as many as `keys`, are copied into the pinned memory of the device after the
         work that is now queued on stream `after`; `copy` has no effect. A put takes pinned memory
         only while at least half of it stays free for loads: the pages after that are skipped
-        (reason "staging_full"). Pages that are
-        already stored are not read. The blocks must not change until the ticket is done;
-        `Ticket.order` allows changes sooner.
+        (reason "staging_full"). Pages that are already stored are not read. The blocks must not
+        change until the ticket is done; `Ticket.order` allows changes sooner.
         """
     def submit_get(
         self,

@@ -2,7 +2,8 @@
 // immediately, and kernels are those of `kv.cu`, compiled for the CPU. Every call that needs
 // a context checks that one is current, and calls refuse some arguments that a real driver refuses.
 //
-// `fake_break` changes what functions return: see the calls of `is_broken`.
+// `fake_break` breaks a part of the library, such as `NO_PINNING`: functions that use the part then
+// fail, or report a driver or a device that cannot be used.
 
 #include <atomic>
 #include <cstdlib>
