@@ -5,8 +5,9 @@
 #   engines/sources.sh sglang 0.5.22       into build/env/sglang-0.5.22-sources (35 MB)
 #   engines/sources.sh lmcache 0.5.5       into build/env/lmcache-0.5.5-sources (9 MB)
 #
-# Takes the source distribution, which is small, or the wheel of a release without one. The sources
-# are parsed, and never imported or run, so the release need not be installable.
+# Takes the source distribution, which is small, or the wheel of a release that has no source
+# distribution. The sources are parsed, and never imported or run, so the release need not be
+# installable.
 set -euo pipefail
 
 engine=${1:?usage: $0 ENGINE VERSION}

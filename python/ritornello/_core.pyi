@@ -398,19 +398,20 @@ class Store:
     ) -> Store:
         """Opens the directory as its owner, or as a client of the process that owns it.
 
-        `path` may be a list of directories, one per disk. The first has the store's metadata, and
-        the others only pages. A new store is created with all of them. An existing store gets the
-        directories that it lacks, and keeps directories that the list omits. `paths`: directories
-        for the pages of a new store; `path` then has only its metadata. `capacity`, of the whole
-        store, may be omitted if the directory holds a store. `codec` applies to scopes for
-        which no codec is configured. `write_budget` limits drive wear: "2TB/day", "500GiB/hour",
-        "20MB/s", or bytes per day; when the budget runs short, pages are written when they are put
-        for the second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling
-        for its memory (otherwise a quarter of the memory that the process may use); "lsm", in
-        builds that include it, is for indexes larger than memory; "memory" is lost when the owner
-        ends. An owner whose `index` differs from the store's index converts it. `segment_bytes` is
-        fixed when a store is created. Settings that cannot take effect are logged. `SettingError`:
-        an argument is invalid. Other errors may be temporary.
+        `path` may be a list of directories, one per disk. The first has the store's metadata and
+        pages; the others have pages, and copies of the manifest and the scope registry. A new store
+        is created with all of them. An existing store gets the directories that it lacks, and keeps
+        directories that the list omits. `paths`: directories for the pages of a new store; `path`
+        then has only its metadata. `capacity`, of the whole store, may be omitted if the directory
+        holds a store. `codec` applies to scopes for which no codec is configured. `write_budget`
+        limits drive wear: "2TB/day", "500GiB/hour", "20MB/s", or bytes per day; when the budget
+        runs short, pages are written when they are put for the second time. `index` rarely needs to
+        be given: "run", or "run:8GiB" with a ceiling for its memory (otherwise a quarter of the
+        memory that the process may use); "lsm", in builds that include it, is for indexes larger
+        than memory; "memory" is lost when the owner ends. An owner whose `index` differs from the
+        store's index converts it. `segment_bytes` is fixed when a store is created. Settings that
+        cannot take effect are logged. `SettingError`: an argument is invalid. Other errors may be
+        temporary.
         """
     def put_batch(
         self,
