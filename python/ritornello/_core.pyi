@@ -316,7 +316,9 @@ class Outcome:
 
 @final
 class Ticket:
-    """A submitted put or get. It keeps its buffers alive until it is done."""
+    """A submitted put or get. It keeps its buffers alive until it is done and its outcome was
+    returned, or until it is deleted.
+    """
 
     def fileno(self) -> int:
         """An eventfd, readable once the ticket is done."""
@@ -478,16 +480,17 @@ class Store:
         after: int | None = None,
     ) -> Ticket:
         """`copy=True`: the bytes are copied into staging, which is bounded, before the call
-        returns, so that the memory may be reused; pages that do not fit into staging are skipped
-        (reason "staging_full"). Pages that are already stored are not copied; if such a page is
-        evicted before the put reaches the owner, the put ends before this page (reason
-        "not_found"). `copy=False`: the memory must not change until the ticket is done.
+        returns, so that the memory may be reused; the first page that does not fit into staging,
+        and all pages after it, are skipped (reason "staging_full"). Leading pages that are already
+        stored are not copied; if such a page is evicted before the put reaches the owner, the
+        outcome counts only the pages before it (reason "not_found"), and in a chained scope no
+        later page is stored. `copy=False`: the memory must not change until the ticket is done.
 
         `DevicePages`, as many as `keys`, are copied into the pinned memory of the device after the
         work that is now queued on stream `after`; `copy` has no effect. A put takes pinned memory
         only while at least half of it stays free for loads: the pages after that are skipped
-        (reason "staging_full"). Pages that are already stored are not read. The blocks must not
-        change until the ticket is done; `Ticket.order` allows changes sooner.
+        (reason "staging_full"). Leading pages that are already stored are not read. The blocks must
+        not change until the ticket is done; `Ticket.order` allows changes sooner.
         """
     def submit_get(
         self,
@@ -571,7 +574,10 @@ class Store:
     def clear(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None:
-        """Finishes running tickets and releases the directory. Idempotent."""
+        """Finishes running tickets, cancels queued tickets, and releases the directory, unless this
+        process has other handles on the store. A second call does nothing. RetryError: calls or
+        writes have not ended; call `close` again.
+        """
     @property
     def closed(self) -> bool: ...
     @property
@@ -581,7 +587,7 @@ class Store:
         """The store's permissions when it was opened."""
     @property
     def role(self) -> str:
-        """Current role: "owner", or "client", which takes over if the owner dies."""
+        """Current role: "owner", or "client", which takes over if the owner dies or closes."""
     @property
     def problem(self) -> str:
         """Why the store is not fully usable; "" if it is. Either a write or sync of the owner
