@@ -619,7 +619,9 @@ class Lookup:
         """
     @property
     def local(self) -> int:
-        """Leading pages that are on this machine."""
+        """Leading pages on tiers of this machine; fewer if this process has reached its limit of
+        leases.
+        """
     @property
     def load(self) -> int:
         """Number of leading pages, at most `local`, that the engine should have after the load: the
@@ -779,17 +781,18 @@ class Cache:
         tier: see `Store.time_limit`.
         """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int:
-        """Marks the leading pages as used on each tier of this machine. Returns the largest number
-        of leading pages that one tier has.
+        """Marks the leading pages, or in a scope whose keys do not chain every page present, as
+        used on each tier of this machine. Returns the largest number of leading pages that one tier
+        has.
         """
     def stats(self) -> dict[str, Any]: ...
     def flush(self) -> None:
-        """Waits until all tiers have received their pages, and makes the pages durable in the tiers
-        of this machine.
+        """Starts the writes that `write=write_back` has postponed, waits for all queued writes, and
+        makes the pages on the tiers of this machine durable. RetryError: the writes have not ended
+        after 60 seconds.
         """
     def close(self) -> None:
-        """Closes the cache without waiting for queued writes to lower tiers: call `flush`
-        before.
+        """Closes the cache, and discards queued writes to lower tiers: call `flush` before.
         """
     @property
     def closed(self) -> bool: ...
