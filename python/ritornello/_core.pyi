@@ -792,8 +792,7 @@ class Cache:
         after 60 seconds.
         """
     def close(self) -> None:
-        """Closes the cache, and discards queued writes to lower tiers: call `flush` before.
-        """
+        """Closes the cache, and discards queued writes to lower tiers: call `flush` before."""
     @property
     def closed(self) -> bool: ...
     @property

@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// A file to read, its maximum length, and the permissions and the owner that it must have.
 pub(crate) struct GuardedFile<'a> {
-    /// What the file is, for errors: "token file".
+    /// The kind of file, for errors: "token file".
     pub(crate) name: &'static str,
     pub(crate) path: &'a Path,
     pub(crate) bytes_max: u64,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A value that is read from files.
 pub(crate) trait FromFiles: Sized {
-    /// What the files contain, for log lines.
+    /// The contents of the files, for log lines.
     const NAME: &'static str;
 
     fn files(&self) -> Vec<PathBuf>;

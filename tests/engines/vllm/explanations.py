@@ -1,5 +1,5 @@
-"""What commands of `ritornello` say: explanations of requests, as `ritornello explain --request`
-gives them, and other JSON output.
+"""Explanations of requests, as `ritornello explain --request` gives them, and other JSON output of
+commands.
 """
 
 import json

@@ -3,8 +3,8 @@
 
 use crate::rng::Rng;
 
-/// What distinguishes the history of one seed from the histories of other seeds. The default is an
-/// owner without clients, volumes that stay present, and syncs that succeed.
+/// Choices that distinguish the history of one seed from the histories of other seeds. The default
+/// is an owner without clients, volumes that stay present, and syncs that succeed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Workload {
     /// No operation changes the store's capacity, directories, settings or clock, or retains or
