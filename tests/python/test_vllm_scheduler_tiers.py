@@ -53,9 +53,10 @@ def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: Fake
     assert store.cancelled == [tuple(asked.block_hashes)]
 
 
-def test_pending_window_is_repeated_and_cancelled(blocks: Blocks) -> None:
-    """The pages of the full-attention group are on this machine, and the pages of the window group
-    are fetched from a remote.
+@pytest.mark.parametrize("pages", [6, 5])
+def test_pending_window_is_repeated_and_cancelled(blocks: Blocks, pages: int) -> None:
+    """The pages of the full-attention group are on this machine, `pages` of them, and the pages of
+    the window group are fetched from a remote: those of a prefix of five pages.
     """
 
     class WindowPending(FakeStore):
@@ -66,13 +67,13 @@ def test_pending_window_is_repeated_and_cancelled(blocks: Blocks) -> None:
             if hit is None or not object_ids[0].group or not self.hides_windows:
                 return hit
             self.leases.discard(hit.lease)
-            return StoreHit(0, 0, pending=True)
+            return StoreHit(0, 0, pending=hit.pages == len(rest[0]))
 
     store = WindowPending()
     groups = (cache_group(), cache_group(trailing(2 * TOKENS), stages=(("l.2",),)))
     side = side_of(store, blocks, identity(*groups))
-    asked = request(6 * TOKENS)
-    store.keep(asked.block_hashes[:5], ObjectId(0, 0, 0))
+    asked = request(7 * TOKENS)
+    store.keep(asked.block_hashes[:pages], ObjectId(0, 0, 0))
     store.keep(asked.block_hashes[3:5], ObjectId(1, 0, 0))
     store.hides_windows = True
     assert side.matched_tokens(asked, 0) == (None, False)
@@ -80,8 +81,9 @@ def test_pending_window_is_repeated_and_cancelled(blocks: Blocks) -> None:
     store.hides_windows = False
     assert side.matched_tokens(asked, 0)[0] == 5 * TOKENS
     store.hides_windows = True
-    other = request(6 * TOKENS, "other")
-    store.keep(other.block_hashes[:5], ObjectId(0, 0, 0))
+    other = request(7 * TOKENS, "other")
+    store.keep(other.block_hashes[:pages], ObjectId(0, 0, 0))
+    store.keep(other.block_hashes[3:5], ObjectId(1, 0, 0))
     assert side.matched_tokens(other, 0) == (None, False)
     side.request_finished("other")
     assert store.cancelled[-1] == (*other.block_hashes[3:5],)

@@ -338,7 +338,7 @@ class FailSafeStore:
         self._closers[:] = [thread for thread in self._closers if thread.is_alive()]
         if len(self._closers) >= CLOSING_MAX:
             raise RetryError(
-                f"{CLOSING_MAX} failed stores of this process are still being closed, because "
+                f"{CLOSING_MAX} failed stores are still being closed, because "
                 "their disks do not answer: check the disks"
             )
 

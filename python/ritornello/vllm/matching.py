@@ -107,14 +107,13 @@ class Matcher:
             most = self._floor(hit.pages * bundle.page_tokens)
         match.whole = most if self._whole else 0
         if most and self._windows:
-            resumable = self._with_windows(leases, hashes, most, prompt)
-            if resumable is None:
+            most, pending = self._with_windows(leases, hashes, most, prompt)
+            if pending:
                 self._release(leases)
                 if len(self._pending_windows) >= PENDING_LOOKUPS_MAX:
                     self._pending_windows.clear()
                 self._pending_windows[hashes[-1]] = most
                 return PrefixMatch(0, stored, pending=True)
-            most = resumable
         for bundle in self._windows:
             for group in bundle.groups:
                 stored[group] = most // bundle.page_tokens
@@ -137,14 +136,13 @@ class Matcher:
 
     def _with_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: PromptLength
-    ) -> int | None:
-        """Leases the windows of the longest possible length up to `most`, and returns that length;
-        None while windows of a prefix of `most` tokens are pending. Returns 0 if windows of a
-        shorter prefix are pending.
+    ) -> tuple[int, bool]:
+        """Leases the windows of the longest possible length up to `most`. Returns that length, and
+        whether its windows are pending, in which case they are not leased.
         """
         complete = self._lease_windows(leases, hashes, most, prompt)
-        if complete or complete is None:
-            return most if complete else None
+        if complete is not False:
+            return most, complete is None
         present, identity = {}, self._epoch.identity
         for bundle in self._windows:
             pages = range(most // bundle.page_tokens)
@@ -153,7 +151,8 @@ class Matcher:
                 found = self._store.exists(identity, object_id, keys)
                 present[object_id] = found or [False] * len(pages)
         most = longest_resumable(self._groups, present, most, identity.alignment)
-        return most if most and self._lease_windows(leases, hashes, most, prompt) else 0
+        complete = self._lease_windows(leases, hashes, most, prompt) if most else False
+        return (0, False) if complete is False else (most, complete is None)
 
     def _lease_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], tokens: int, prompt: PromptLength
