@@ -46,15 +46,15 @@ class Engine:
         self.scheduler = self.core.scheduler
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.last_blocks: list[int] = []
-        # Requests that ended while `digest_at_end` was set, by name: the digests of the blocks of
-        # the prompt, and how often the request was preempted.
+        # Requests that ended while `digest_at_end` was set, by name: the digests of the blocks that
+        # the prompt fills without its last token, and how often the request was preempted.
         self.ended: dict[str, tuple[list[int], int]] = {}
         self.digest_at_end = False
         self._record_blocks()
 
     def _record_blocks(self) -> None:
-        """Keeps the block ids of the request that ended last and, with `digest_at_end`, the digests
-        of these blocks before other requests use them.
+        """Keeps the block ids of the request that ended last. With `digest_at_end`, also adds the
+        request to `ended`, before other requests use its blocks.
         """
         manager, free = self.scheduler.kv_cache_manager, self.scheduler._free_request
 

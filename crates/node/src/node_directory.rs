@@ -51,11 +51,10 @@ impl Identity {
 pub(crate) enum Departure {
     MountedOver,
     Replaced,
-    /// The store failed, and its file system was unmounted. A process does not leave a store that
-    /// works.
+    /// The store failed, and its file system was unmounted. An unmount alone is no reason to leave.
     Unmounted,
-    /// The store failed, and its directory was moved or removed. A process does not leave a store
-    /// that works.
+    /// The store failed, and its directory was moved or removed. A move alone is no reason to
+    /// leave.
     Moved,
 }
 
@@ -112,8 +111,9 @@ impl NodeDirectory {
     }
 
     /// Opens a store's directory and changes nothing in it; `None` if it has no `LOCK`, so no
-    /// process owns the store. The caller closes `lock` while it still prevents other threads of
-    /// this process from opening the store ([`crate::record_lock`]).
+    /// process owns the store. The caller must prevent other threads of this process from opening
+    /// the store until `lock` is closed: its closing would release their lock
+    /// ([`crate::record_lock`]).
     pub(crate) fn observe(path: &Path) -> Result<Option<Self>> {
         let (dir, found) = open_dir(path)?;
         let lock = DirectoryLock::observe(dir.as_fd()).map_err(|error| unusable(path, error))?;
@@ -167,7 +167,8 @@ impl NodeDirectory {
         self.identity
     }
 
-    /// The machine's mounts, and the mount of the directory's path, when the directory was opened.
+    /// The mounts that this process saw when the directory was opened, and the mount that the
+    /// directory's path led to.
     pub(crate) fn mounts(&self) -> &Mounts {
         &self.mounts
     }

@@ -63,8 +63,8 @@ impl Reports {
         true
     }
 
-    /// Sends all reports. Waits for no answer, at most 200 ms per message for a full socket, and
-    /// for another thread that sends. Counts and decisions that cannot be sent now are kept for the
+    /// Sends all reports, after another thread that sends has finished. Does not wait for answers.
+    /// Waits at most 200 ms per message while the socket is full. Counts and decisions that cannot be sent now are kept for the
     /// next report, if they fit. Reports sent to an owner that ends before it reads them are lost.
     pub(crate) fn send(&self, membership: &Membership) {
         let _sending = self.sending.lock();

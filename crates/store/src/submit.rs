@@ -35,8 +35,8 @@ impl Store {
 
     /// Like `submit_put`. If the put does not store all pages, it calls `left` before the ticket is
     /// done. `left` gets the position of the first page that was not stored, and copies of this
-    /// page and of the pages after it, up to the first page that staging has no space for. A put
-    /// that ends because the store closes, or by a panic, does not call `left`.
+    /// page and of the pages after it, up to the first page that staging has no space for. `left` is
+    /// not called if the store closes while the put waits in the queue, or if the put panics.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -83,7 +83,8 @@ impl Store {
     /// Like `submit_put_copy`. If the leading stored pages of the put do not include all copied
     /// pages, it calls `left` before the ticket is done. `left` gets the position of the first
     /// copied page after these stored pages, and the copies of this page and of all pages after it.
-    /// A put that ends because the store closes, or by a panic, does not call `left`.
+    /// `left` is not called if the store closes while the put waits in the queue, or if the put
+    /// panics.
     ///
     /// # Errors
     /// Like `submit_put_copy`.

@@ -61,12 +61,13 @@ impl Directory {
     }
 
     /// The state of volume `number` of `manifest`. A volume that a restore left out is absent until
-    /// `fsck --salvage` has searched its segments.
+    /// `fsck --salvage` has searched its segments. Revokes the access of other users to the
+    /// directory of a present volume.
     pub(crate) fn volume_state(&self, manifest: &Manifest, number: u8) -> VolumeState {
         self.close_volume(self.stored_volume_state(manifest, number))
     }
 
-    /// Like [`Directory::volume_state`], without a change of any directory.
+    /// Like [`Directory::volume_state`], but leaves the access of other users unchanged.
     pub(crate) fn stored_volume_state(&self, manifest: &Manifest, number: u8) -> VolumeState {
         let at = self.examine_volume(manifest, number);
         let unsearched = manifest.volumes.get(usize::from(number)).is_some_and(|v| v.unsearched);
@@ -86,7 +87,7 @@ impl Directory {
         self.close_volume(self.examine_volume(manifest, number))
     }
 
-    /// Like [`Directory::volume_now`], without a change of any directory.
+    /// Like [`Directory::volume_now`], but leaves the access of other users unchanged.
     fn examine_volume(&self, manifest: &Manifest, number: u8) -> VolumeState {
         let volume = manifest.volumes.get(usize::from(number));
         let Some(volume) = volume.filter(|volume| !volume.is_retired()) else {
@@ -168,7 +169,7 @@ impl Directory {
         self.close_volume(self.examine_dir(dir, expected, needs_marker))
     }
 
-    /// Like [`Directory::find_volume`], without a change of `dir`.
+    /// Like [`Directory::find_volume`], but leaves the access of other users unchanged.
     fn examine_dir(&self, dir: PathBuf, expected: VolumeMarker, needs_marker: bool) -> VolumeState {
         let found = match self.marker_in(&dir) {
             Ok(found) => found,
@@ -298,7 +299,8 @@ impl Directory {
         found.is_some_and(|found| found.is_ok_and(|found| found == marker))
     }
 
-    /// Removes the copies and the marker of a volume that is no longer used from `dir`.
+    /// Removes from `dir` the marker, and the copies of manifest and scopes, of a volume that the
+    /// store no longer uses.
     pub(crate) fn unmark(&self, dir: &Path) -> io::Result<()> {
         self.remove_copies(dir)?;
         match self.medium.remove(&dir.join(VolumeMarker::FILE)) {

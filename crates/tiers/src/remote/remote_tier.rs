@@ -130,8 +130,8 @@ impl RemoteTier {
         if range.is_empty() {
             return Ok(0);
         }
-        // Search without a bound: the search may skip a missing object, but the loop below stops at
-        // the first object that it cannot read.
+        // Unlike a probe, search past known missing objects too: the loop below stops at the first
+        // object that it cannot read.
         let Ok(found) = self.finder.find(prompt, usize::MAX, deadline) else { return Ok(0) };
         let objects: Vec<_> = found
             .into_iter()
@@ -188,8 +188,8 @@ impl RemoteTier {
     /// in the prompt. Only whole objects are written: an object in whose middle `have` begins is
     /// skipped. Objects that are not written by `deadline` are dropped, and their pages count as
     /// [`RemoteStats::pages_dropped`]. A failed write in a chained scope, and four consecutive
-    /// failed writes in an unchained scope, drop all objects whose write has not begun. In a
-    /// chained scope no lookup would reach these objects. Returns the number of pages of `have`
+    /// failed writes in an unchained scope, drop all objects whose write has not begun: in a
+    /// chained scope a read stops at the missing object before them. Returns the number of pages of `have`
     /// that the remote now has, up to the first missing object.
     ///
     /// # Errors

@@ -190,7 +190,7 @@ impl StoreCore {
         }
     }
 
-    /// Removes drained directories that hold no more segments from the manifest.
+    /// Removes from the manifest the drained directories that hold no segment any longer.
     pub(super) fn retire_volumes(&self) -> Result<()> {
         let Some(change) = self.shape.change_by(Instant::now() + BACKGROUND_SYNC_TIMEOUT) else {
             return Ok(());
