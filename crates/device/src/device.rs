@@ -37,16 +37,17 @@ pub enum WayChoice {
     /// 30 ms. Pools whose pieces have the same average length share the measurements.
     Measure,
     /// Choose the copy engines for pieces of 128 KiB and more on average, and a kernel for shorter
-    /// pieces.
+    /// pieces if the device has kernels.
     ByLength,
-    /// Always use this way, for tests and benchmarks.
+    /// Use this way for all moves, for tests and benchmarks. A device without kernels always uses
+    /// the copy engines.
     Always(Way),
 }
 
 /// A device with its streams, its pinned memory and its mover.
 #[derive(Debug)]
 pub struct Device {
-    // This field is dropped first: dropping the mover ends the moves, which use all other fields.
+    // This field is dropped first: dropping the mover ends the moves, which use the other fields.
     mover: Mover,
     tables: Arc<TableMemory>,
     arena: Arc<Arena>,

@@ -61,8 +61,8 @@ impl ScopeSettings {
 /// was dropped or its registration failed, and runs that name the slot are dropped too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRegistry {
-    /// The slot of the next registration. `next` never decreases, so that no slot is assigned
-    /// twice.
+    /// The slot of the next registration. `next` decreases only if records of the file were lost;
+    /// the opening of the store then raises it above the slots of all runs in the index.
     pub next: u32,
     /// The registered scopes that were not dropped.
     pub scopes: BTreeMap<ScopeSlot, Arc<Scope>>,

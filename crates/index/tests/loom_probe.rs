@@ -2,9 +2,9 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p ritornello-index --test loom_probe`
 //!
-//! Under `cfg(loom)` a writer changes at most two pages each time it takes the lock, and a table
-//! has two shards. A run of four pages therefore takes the lock several times, and its slots move
-//! in between.
+//! Under `cfg(loom)` a writer changes at most two pages each time it takes the lock, so that it
+//! takes the lock twice for a run of four pages, and a probe may run in between. A table has only
+//! two shards, so that a change of one slot may move the slots of other pages.
 
 #![cfg(loom)]
 

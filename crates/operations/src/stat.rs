@@ -224,7 +224,7 @@ fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>, is_priced: 
     row(
         "space",
         format!(
-            "{} free, {} becoming free, {} leased, {} being written, {} quarantined",
+            "{} free, {} becoming free, {} removed but leased, {} being written, {} quarantined",
             bytes(s.free_bytes),
             bytes(s.limbo_bytes),
             bytes(s.deferred_bytes),

@@ -176,8 +176,8 @@ fn s3(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool
     builder = builder.with_client_options(options.with_allow_http(plain));
     let build = move || {
         let mut builder = builder.clone();
-        // Open the files for each client, because a file may appear, or receive its key, after the
-        // remote was opened.
+        // Open the files for each HTTP client, because a file may appear, or receive its key, after
+        // the remote was opened.
         if let Some(files) = ProfileCredentials::open(files.clone()).filter(|_| from_files) {
             builder = builder.with_credentials(Arc::new(files));
         }
@@ -258,6 +258,8 @@ fn flag(address: &mut ParsedAddress, name: &'static str) -> Result<bool> {
     match address.take(name).as_deref() {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(_) => Err(Error::invalid(format!("{name} is true or false")).with("address", address)),
+        Some(_) => {
+            Err(Error::invalid(format!("{name} must be true or false")).with("address", address))
+        }
     }
 }

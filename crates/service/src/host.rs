@@ -16,7 +16,7 @@ const LOOPBACK_NAME: &str = "localhost";
 #[derive(Debug)]
 pub(crate) struct Hosts {
     further: Vec<String>,
-    /// The port of a Host header without a port.
+    /// The port that a Host header without a port means.
     default_port: u16,
 }
 

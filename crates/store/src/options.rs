@@ -156,8 +156,8 @@ pub struct Options {
     /// Capacity in bytes. Required for a new store; the owner resizes an existing store to this
     /// capacity.
     pub capacity: Option<u64>,
-    /// Directories of all segments of a new store, instead of a directory in `dir` and
-    /// `further_dirs`. The directories of an existing store are changed with
+    /// Directories of all segments of a new store; if empty, these are a directory in `dir`, and
+    /// `further_dirs`. Not allowed together with `further_dirs`. The directories of an existing store are changed with
     /// [`Catalog::change_capacity`](crate::Catalog::change_capacity).
     pub paths: Vec<PathBuf>,
     /// When a put is complete.

@@ -28,9 +28,7 @@ class StepLoads:
         self._pending.append(pending)
 
     def await_layer(self, name: str) -> None:
-        """Waits for the data of a layer that is about to run. Called for every layer in every
-        step.
-        """
+        """Waits for the data of a layer that is about to run."""
         if not self._pending:
             self.layer_groups.note(name)
             return

@@ -25,7 +25,7 @@
 //!
 //! * *No sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
 //!   ([`ArtOptions::durable`]), or the only barrier is a checkpoint, which writes every dirty frame
-//!   of 512 KiB. [`crate::PrefixIndex::sync`] writes a checkpoint, which is durable, but expensive.
+//!   of 512 KiB. Unless `durable` is set, [`crate::PrefixIndex::sync`] writes a checkpoint.
 //! * *Records cannot be held back until their data is durable.* Holt appends an inserted run to its
 //!   log immediately, so the run may exist without the bytes of its pages after a power loss. A
 //!   read of these pages finds wrong checksums, and is a miss. The backend `run` withholds records
@@ -168,8 +168,8 @@ impl ArtIndex {
             tracing::warn!(
                 dir = %self.dir.display(),
                 run = run.0,
-                "a run in the index is damaged: its pages are misses until the next open of the \
-                 index drops the run"
+                "a run in the index is damaged: its pages are misses, and an open of the index that \
+                 verifies runs drops the run"
             );
         }
     }

@@ -11,8 +11,8 @@
 //! A crash leaves a torn end of a log, which RocksDB does not replay. A database is damaged if
 //! RocksDB cannot open it although its files are readable, or would never finish opening it, or its
 //! manifest has become shorter, or damage was found in it. If the database does not open, RocksDB
-//! repairs as many files as possible. Every consistent run is then inserted into a new database,
-//! which takes the name of the old database. If no run can be read, the index is empty.
+//! repairs as many files as possible. Every consistent run of a damaged database, repaired or not,
+//! is inserted into a new database, which takes the name of the old database. If no run can be read, the index is empty.
 
 use super::LsmIndex;
 use super::claim::Claim;
@@ -198,8 +198,8 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
     }
 }
 
-/// Removes files that RocksDB does not need and that are longer than RocksDB writes them: they were
-/// exchanged with other files. RocksDB would keep such a file, and its bytes would count towards
+/// Removes files that RocksDB does not need and that are longer than RocksDB writes them, because
+/// another file was put in their place. RocksDB would keep such a file, and its bytes would count towards
 /// the index's budget forever. Truncates `LOCK`, which RocksDB leaves empty, and does not remove it:
 /// the lock of another process is on its inode.
 fn remove_oversized(database: &Path) -> io::Result<()> {

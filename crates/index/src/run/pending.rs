@@ -7,10 +7,10 @@
 //! be durable yet; they stay for the next sync.
 //!
 //! A writer does no I/O, so the caller of the index must sync the index, which empties the buffer,
-//! before the buffer grows large. [`crate::IndexStats::pending_bytes`] reports the buffer's length;
-//! beyond [`super::RunOptions::pending_bytes_max`], or a sixteenth of
-//! [`super::RunOptions::memory_bytes_max`] if that is less, inserts are refused until the next
-//! sync.
+//! before the buffer grows large. [`crate::IndexStats::pending_bytes`] reports the bytes of the
+//! buffer and of the sealed records that no sync has taken. An insert that would take them beyond
+//! [`super::RunOptions::pending_bytes_max`], or beyond a sixteenth of
+//! [`super::RunOptions::memory_bytes_max`] if that is less, is refused until a sync takes records.
 
 use super::RunIndex;
 use super::options::checkpoint_bytes;

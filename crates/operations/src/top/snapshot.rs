@@ -149,8 +149,8 @@ impl Snapshot {
         }
     }
 
-    /// Returns the share of the store's capacity that runs use, and removed runs until their leases
-    /// end, from 0 to 1.
+    /// Returns the share of the store's capacity that is in use, from 0 to 1: by runs, and by
+    /// removed runs whose leases have not ended.
     #[must_use]
     pub fn fullness(&self) -> f64 {
         let (used, all) = self
@@ -200,7 +200,8 @@ impl Snapshot {
         line(
             "space",
             format!(
-                "{} allocated: {} free, {} becoming free, {} leased, {} being written, {} quarantined",
+                "{} allocated: {} free, {} becoming free, {} removed but leased, {} being written, \
+                 {} quarantined",
                 bytes(space.allocated_bytes),
                 bytes(space.free_bytes),
                 bytes(space.limbo_bytes),

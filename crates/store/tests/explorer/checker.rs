@@ -128,7 +128,7 @@ impl Bounds {
         open.store.delete(scope, &[&fresh[0]]).unwrap();
     }
 
-    /// Completes a change of capacity that a power loss interrupted.
+    /// Continues a change of capacity that a power loss interrupted.
     fn complete_change(&self, open: &Open) {
         open.core.run_once();
         self.check_retained(open);

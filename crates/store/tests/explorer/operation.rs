@@ -32,8 +32,9 @@ pub enum Operation {
     Clear,
     Flush,
     Maintain,
-    /// A flush or maintenance. During the call, a put whose runs were written before the call is
-    /// committed.
+    /// A flush or maintenance, and the commit of a put whose runs were written before it. The
+    /// commit comes after `after` changes of the disk; after the call if the call makes fewer
+    /// changes, or if puts are durable.
     ConcurrentCommit {
         at: usize,
         pages: usize,
@@ -226,8 +227,9 @@ impl Operation {
         let pages = 1 + rng.below(keys_of(at).0.pages as u64) as usize;
         let client_number = rng.below(workload.clients.max(1) as u64) as usize;
         let roll = rng.below(100);
-        // The values 0 to 17 of `roll` choose operations on volumes. In a history with clients, the
-        // values 0 to 38 choose the clients' operations, and 64 to 81 operations on volumes.
+        // In a workload with volumes, the values 0 to 17 of `roll` may choose operations on
+        // volumes. If it also has clients, the values are 64 to 81 instead, because the values 0 to
+        // 38 choose the clients' operations.
         let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
             && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, dirs, absent)

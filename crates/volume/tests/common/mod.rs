@@ -117,7 +117,7 @@ pub struct Run {
 
 impl Run {
     /// Makes a run of `count` pages of `page_bytes`. The extents have the given lengths and
-    /// alternate between segments 0 and 1, with gaps; the last extent holds the remainder.
+    /// alternate between segments 0 and 1, with gaps; the last extent holds the rest of the run.
     pub fn new(generation: u64, count: usize, page_bytes: usize, extents: &[u32]) -> Self {
         Self::at(generation, count, page_bytes, extents, 3)
     }

@@ -27,9 +27,9 @@ By default all variants run twice: with a memtable that holds all pages, and wit
 Then a switch of the setting: while the stages run, the target alternates between 4/1 and 6/5, and
 puts are timed separately while the tree moves to a target and while it has its target setting.
 
-Last, without an index: the hit rate of the store on the same requests, in half of the bytes that
-all pages take, against one file per page and against memory of the same size that a restart in the
-middle empties.
+Last, the same requests are replayed without an index, for three hit rates: of the store, of one
+file per page, and of memory that a restart in the middle empties. Each has half of the bytes that
+all pages take.
 
 Examples:
   ritornello bench adaptive

@@ -11,8 +11,8 @@ use ritornello_terminal::exit::Failure;
 use ritornello_terminal::open;
 use std::path::Path;
 
-/// Raw bytes put, divided by the store's capacity: large enough that not all pages fit, even if a
-/// codec shortens them to a third.
+/// Raw bytes put, divided by the bytes of the segments before these are rounded up to whole
+/// segments. The share is so large that not all pages fit, even if a codec shortens them to a third.
 const CAPACITY_SHARE: u64 = 4;
 /// Minimum number of puts that fit into the store, so that the store evicts gradually.
 const PUTS_MIN: u64 = 8;
@@ -20,8 +20,8 @@ const PUTS_MIN: u64 = 8;
 /// small part of the store.
 const SEGMENTS: u64 = 8;
 
-/// Puts all pages of `shape` into a store in `dir` whose segments have at least a quarter of the
-/// pages' raw bytes, once raw and once encoded, and returns how many pages each store keeps.
+/// Puts all pages of `shape` into a store in `dir` whose segments together have at least a quarter
+/// of the pages' raw bytes, once raw and once encoded, and returns how many pages each store keeps.
 ///
 /// # Errors
 /// Disk errors and store errors.

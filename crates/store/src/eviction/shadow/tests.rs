@@ -107,7 +107,7 @@ fn full_shadow_behaves_like_the_store() {
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
             let there = store.request(sequence);
-            // Report the pages that were read before the pages that were put, as the core does.
+            // First report the pages that were read, then the pages that were put, as the core does.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);
             if !put.is_empty() {

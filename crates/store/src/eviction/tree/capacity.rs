@@ -46,8 +46,8 @@ impl CapacityEstimate {
     }
 
     /// The number `keys` of `EvictionPolicy::set_capacity`, which bounds the evicted keys that a
-    /// policy remembers: one per piece, or one per [`UNITS_PER_KEY`] of the contents if that is
-    /// more.
+    /// policy remembers. The number is that of the pieces, or the units of the contents divided by
+    /// [`UNITS_PER_KEY`] if that is more.
     pub(super) fn keys(&self) -> usize {
         let by_size = usize::try_from(self.units() / UNITS_PER_KEY).unwrap_or(usize::MAX);
         self.peak[0].pieces.max(self.peak[1].pieces).max(by_size)

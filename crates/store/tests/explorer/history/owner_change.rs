@@ -133,8 +133,8 @@ impl History {
         open
     }
 
-    /// The owner is killed within `operation` and the following puts, with segment writes in
-    /// flight. The next owner is the client `next`, or a new process.
+    /// Kills the owner after `after` changes of the disk, at the latest after `operation` and the
+    /// puts or the flush that follow it. Segment writes may be in flight. The next owner is the client `next`, or a new process.
     pub(super) fn kill(
         &mut self,
         open: Open,

@@ -33,9 +33,10 @@ pub struct Figures {
     pub get16_p99_us_evicting: f64,
     /// `get16_p99_us_evicting` divided by `get16_p99_us_writing`.
     pub get16_p99_ratio: f64,
-    /// Number of touches while the store was filled and overwritten.
+    /// Number of sequences marked as used while the store was filled and overwritten, without a
+    /// read of bytes. Half of these sequences were never put.
     pub gets: u64,
-    /// Number of touches among `gets` that found at least one page.
+    /// Number of these sequences of which the store had at least the first page.
     pub gets_hit: u64,
     /// Share of the segments' space that is kept free.
     pub reserve_share: f64,
