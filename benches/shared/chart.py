@@ -1,7 +1,7 @@
 """Charts of the mean time to first token, one for each length of history. The horizontal axis is
 the rate of the lowest tier, in multiples of the rate at which loading takes as long as computing.
-The engine alone, the host tier and vLLM's own offloading without a tier below it do not depend on this rate, and are drawn
-as horizontal lines.
+The engine alone, the host tier and vLLM's own offloading without a tier below it do not depend on
+this rate, and are drawn as horizontal lines.
 """
 
 from collections.abc import Sequence

@@ -824,12 +824,12 @@ def destroy(path: str | PathLike[str]) -> None:
     """
 
 def run_cli(argv: Sequence[str], python: str) -> int: ...
-def take_log_lines() -> (
-    list[tuple[int, str, str, list[tuple[str, str]], float, str, str, int]] | None
-):
-    """Returns lines of the core's log: level, target, message, fields, seconds since 1970, thread,
-    source file and line in it. Waits for them at most 10 seconds. Returns `None` if the log ended.
+def take_log_line() -> tuple[int, str, str, list[tuple[str, str]], float, str, str, int] | None:
+    """Waits for the next line of the core's log, and returns its level, target, message, fields,
+    seconds since 1970, thread, source file and line in it. Returns `None` if the log ended.
     """
 
-def end_log() -> None:
-    """Ends the core's log in Python: later lines go to standard error."""
+def end_log(*, print: bool = False) -> None:
+    """Ends the core's log in Python: later lines go to standard error. With `print`, the lines that
+    wait do too.
+    """

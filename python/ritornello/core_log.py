@@ -18,6 +18,7 @@ from ritornello import _core
 
 # Longest time that the exit of the process waits for a handler.
 _EXIT_SECONDS = 5.0
+_FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 _parent = "ritornello"
 _level: int | None = None
@@ -27,7 +28,6 @@ def log_below(parent: str) -> None:
     """Makes the core log to loggers below `parent`, for engines that handle only their lines."""
     global _parent
     _parent = parent
-    _apply_level()
 
 
 def start(level: int | None) -> None:
@@ -36,41 +36,49 @@ def start(level: int | None) -> None:
     """
     global _level
     _level = level
-    _apply_level()
     thread = threading.Thread(target=_forward_lines, name="ritornello-log", daemon=True)
     thread.start()
     # Runs before the stores are closed: lines of their closing go to standard error.
     atexit.register(_end, thread)
 
 
-def _apply_level() -> None:
-    if _level is not None:
-        logging.getLogger(f"{_parent}.core").setLevel(_level)
-
-
 def _end(thread: threading.Thread) -> None:
     _core.end_log()
     thread.join(_EXIT_SECONDS)
+    _core.end_log(print=True)
 
 
 def _forward_lines() -> None:
-    stderr = logging.StreamHandler(sys.stderr)
-    stderr.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    while (lines := _core.take_log_lines()) is not None:
-        for level, target, message, fields, time, thread, file, line in lines:
-            path = target.removeprefix("ritornello_").replace("::", ".")
-            logger = logging.getLogger(f"{_parent}.core.{path}")
-            if not logger.isEnabledFor(level):
-                continue
-            record = logger.makeRecord(
-                logger.name, level, file, line, message, (), None, extra={"fields": dict(fields)}
-            )
-            record.created, record.msecs, record.threadName = time, time % 1 * 1000, thread
-            if not logger.hasHandlers():
-                stderr.handle(record)
-                continue
-            try:
-                logger.handle(record)
-            except Exception:
-                # A handler or a filter of the program failed.
-                stderr.handle(record)
+    while (line := _core.take_log_line()) is not None:
+        level, target, message, *_ = line
+        try:
+            _handle(*line)
+        except BaseException:  # of a handler, a filter or a factory of the program
+            print(f"{logging.getLevelName(level)} {target}: {message}", file=sys.stderr, flush=True)
+
+
+def _handle(
+    level: int,
+    target: str,
+    message: str,
+    fields: list[tuple[str, str]],
+    time: float,
+    thread: str,
+    file: str,
+    line: int,
+) -> None:
+    top = logging.getLogger(f"{_parent}.core")
+    if _level is not None and top.level == logging.NOTSET:
+        top.setLevel(_level)
+    logger = top.getChild(target.removeprefix("ritornello_").replace("::", "."))
+    # `logging.config` disables all loggers that it does not name. Levels silence the core instead.
+    logger.disabled = False
+    if not logger.isEnabledFor(level):
+        return
+    record = logger.makeRecord(logger.name, level, file, line, message, (), None)
+    record.fields = dict(fields)
+    record.created, record.msecs, record.threadName = time, time % 1 * 1000, thread
+    if logger.hasHandlers():
+        logger.handle(record)
+    else:
+        print(_FORMATTER.format(record), file=sys.stderr, flush=True)

@@ -103,12 +103,48 @@ def test_variable_chooses_levels_of_core_loggers(where: Path) -> None:
 def test_repeated_lines_are_omitted_and_counted(where: Path, levels: str) -> None:
     script = "get(fill(where), range(30))"
     lines = log_of(where, script, RITORNELLO_LOG=levels).splitlines()
-    assert [REMOVED in line for line in lines[:20]] == [True] * 20
-    if "json" in levels:
-        assert len(lines) == 20, "a line about omitted lines comes with the next line"
-        return
-    assert len(lines) == 21
+    assert [REMOVED in line for line in lines] == [True] * 20 + [False]
     assert "omitted 10 further lines of crates/store/src/core/removal.rs:" in lines[20]
+    if "json" in levels:
+        assert json.loads(lines[20])["level"] == "WARN"
+
+
+def test_lines_reach_loggers_that_configuration_disabled(where: Path) -> None:
+    script = """
+import logging.config
+store = fill(where)
+get(store, [3])
+while "ritornello.core.store.core.removal" not in logging.root.manager.loggerDict:
+    time.sleep(0.001)  # until the thread that takes lines has made the logger
+logging.config.dictConfig({
+    "version": 1, "handlers": {"own": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["own"]},
+})
+get(store, [4])
+"""
+    assert [REMOVED in line for line in log_of(where, script).splitlines()] == [True, True]
+
+
+def test_lines_go_to_stderr_without_thread(where: Path) -> None:
+    script = """
+def refuse(self):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+store = fill(where)
+get(store, [3, 4])
+"""
+    start = "WARN ritornello_store::core::removal: " + REMOVED
+    assert [line.startswith(start) for line in log_of(where, script).splitlines()] == [True] * 2
+
+
+@pytest.mark.parametrize("value", ["", "warm", "x="])
+def test_program_chooses_level_if_variable_does_not(where: Path, value: str) -> None:
+    script = """
+logging.getLogger("ritornello").setLevel("ERROR")
+get(fill(where), [3])
+"""
+    lines = log_of(where, script, RITORNELLO_LOG=value).splitlines()
+    assert ["was ignored" in line for line in lines] == ([True] if value else [])
 
 
 def test_handler_that_hangs_does_not_delay_store(where: Path) -> None:
@@ -140,7 +176,7 @@ def test_failing_handler_leaves_lines_on_stderr(where: Path) -> None:
         """
 class Fail(logging.Handler):
     def handle(self, record):
-        raise KeyError
+        sys.exit()
 logging.getLogger().addHandler(Fail())
 get(fill(where), [3, 4])
 """,
@@ -148,25 +184,27 @@ get(fill(where), [3, 4])
     assert [REMOVED in line for line in lines.splitlines()] == [True, True]
 
 
-def test_forked_child_logs_to_stderr(where: Path) -> None:
-    """During the fork a thread of the parent logs: the child inherits the locks that it holds."""
+@pytest.mark.parametrize("levels", ["warn", "warn,json"])
+def test_forked_child_logs_to_stderr(where: Path, levels: str) -> None:
+    """During the fork a thread of the parent logs: the child inherits the locks that it holds. The
+    child runs the functions that are registered with `atexit`.
+    """
     lines = log_of(
         where,
         """
 logging.getLogger().addHandler(logging.NullHandler())
 store = fill(where)
 other = fill(where.with_name("other"))
-thread = threading.Thread(target=get, args=(other, range(30)))
+thread = threading.Thread(target=get, args=(other, range(20)))
 thread.start()
 child = os.fork()
 if child == 0:
     get(fill(where.with_name("child")), range(30))
-    os._exit(0)
+    sys.exit()
 assert os.waitpid(child, 0)[1] == 0
 thread.join()
 """,
+        RITORNELLO_LOG=levels,
     )
-    assert len(lines.splitlines()) == 30
-    assert all(
-        line.startswith("WARN ritornello_store::core::removal: ") for line in lines.splitlines()
-    )
+    expected = 50 if "json" in levels else 30
+    assert [REMOVED in line for line in lines.splitlines()] == [True] * expected

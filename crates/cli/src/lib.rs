@@ -137,7 +137,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         Command::Remote(args) => remote::run(&context, args),
         Command::Top(args) => top::run(&context, args),
     };
-    log::finish_command();
+    log::finish();
     result.unwrap_or_else(|failure| report(&context, &failure)).code()
 }
 

@@ -69,7 +69,7 @@ fn request_is_explained_by_the_id_that_the_engine_returned() {
     decide("chatcmpl-7-5d41402a", DecisionOutcome::Declined, 0);
     decide("chatcmpl-7-5d41402a", DecisionOutcome::Loaded, 24);
     decide("chatcmpl-8-7f2ababa", DecisionOutcome::Loaded, 24);
-    // A call for statistics first sends the decisions that this process has noted to the owner.
+    // A call for statistics first sends to the owner the decisions that this process has noted.
     assert_eq!(node.store().stats().unwrap().catalog.counters["decisions_loaded"], 2);
     node.store().delete(&scope(), &[&keys[16]]).unwrap();
 

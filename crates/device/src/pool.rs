@@ -49,7 +49,8 @@ impl Pool {
         let spans = core.driver().allocate(size_of_val(layout.spans()))?;
         let piece_bytes = layout.page_bytes() / layout.spans().len() as u64;
         let ways = Ways::new(piece_bytes, core.driver().has_kernels());
-        // The pool frees the table, also if the table cannot be filled.
+        // The pool frees the table when it is dropped, also if the upload finds no pinned memory.
+        // After a failure of the device the table is never freed.
         let pool = Self { core: Arc::clone(core), layout, spans, ways, _owner: owner };
         pool.upload(arena)?;
         Ok(pool)

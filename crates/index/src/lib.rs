@@ -144,7 +144,9 @@ pub struct IndexStats {
     pub memory_bytes: u64,
     /// Maximum bytes of memory that the index may hold, its ceiling; zero without a ceiling.
     pub memory_bytes_max: u64,
-    /// Share of `memory_bytes_max` that is in use, in percent; zero without a ceiling.
+    /// Share of the memory for tables that is in use, in percent; zero without a ceiling. The
+    /// rest of `memory_bytes_max` is kept for records that are not written yet, and for
+    /// fragmentation.
     pub memory_percent: u32,
     /// Bytes that the index's files take on disk now.
     pub disk_bytes: u64,

@@ -54,7 +54,7 @@ mod _core {
     #[pymodule_export]
     use super::lease::LeasedPrefix;
     #[pymodule_export]
-    use super::log::{end_log, take_log_lines};
+    use super::log::{end_log, take_log_line};
     #[pymodule_export]
     use super::lookup::Lookup;
     #[pymodule_export]

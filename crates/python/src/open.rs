@@ -156,6 +156,7 @@ fn _close_all(py: Python<'_>) {
                 tracing::error!(%error, "a store could not be closed at exit");
             }
         }
+        ritornello_cli::log::finish();
     });
 }
 

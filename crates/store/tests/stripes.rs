@@ -144,7 +144,10 @@ fn full_store_spreads_sequences_over_volumes() {
     let most = |keys: &Vec<Vec<u8>>| *placed(&open, &scope, keys).0.iter().max().unwrap() / MIB;
     let most: u64 = whole.iter().map(most).sum();
     let limit = 16 * whole.len() as u64;
-    assert!(most <= limit, "the fullest volumes hold {most} MiB: more than half of the sequences");
+    assert!(
+        most <= limit,
+        "on its fullest volume each sequence holds too much: {most} MiB in all, more than half of all"
+    );
     open.close();
 }
 

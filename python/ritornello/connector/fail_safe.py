@@ -60,9 +60,10 @@ class FailSafeStore:
     """A store of one process, opened at first use. Thread-safe.
 
     `count` is called with the name of each failed operation, except attempts to open the store
-    again, closes of failed stores, and calls while the store is out of use. `broken` is the reason why the store is out of use, "" if it is not. `closed`: `close`
-    was called. `on_open` is called after every reopening, on a thread that may block. Connectors
-    add the calls they need in derived classes.
+    again, closes of failed stores, and calls while the store is out of use. `broken` is the reason
+    why the store is out of use, "" if it is not. `closed`: `close` was called. `on_open` is called
+    after every reopening, on a thread that may block. Connectors add the calls they need in derived
+    classes.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""LMCache's own parts at a small scale: adapters made by its factory, objects in one memory area
-like LMCache's first tier (L1), and its storage manager.
+"""LMCache's own parts at a small scale: adapters made by its factory, and objects in one memory
+area like LMCache's first tier (L1).
 """
 
 import argparse
@@ -121,7 +121,9 @@ def hash_of(key: ObjectKey) -> int:
 
 
 def wait(fd: int, take: Any) -> Any:
-    """Waits as LMCache's controllers do: for the eventfd, then for the result."""
+    """Returns the result of `take`. While it is None, waits for the eventfd, as LMCache's
+    controllers do.
+    """
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         result = take()

@@ -1,7 +1,8 @@
 """Finds what our package uses of an engine, and checks that the sources of a version of the engine
 have it: imported names, attributes of objects, arguments of calls, parameters of overrides.
 
-Uses of objects without an annotation (`Any`) are not found.
+Uses of objects whose type does not follow from an annotation, a constructor or a hint are not
+found.
 """
 
 import ast

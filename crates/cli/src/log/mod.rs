@@ -7,8 +7,7 @@ mod throttle;
 pub use queue::{Line, LineQueue};
 
 use queue::QueueLayer;
-use ritornello_terminal::print;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::sync::{LazyLock, OnceLock};
 use throttle::Omitted;
 use tracing::{Level, Metadata};
@@ -43,7 +42,9 @@ impl Choice {
                 choice.json = true;
             } else if let Ok(level) = word.parse::<LevelFilter>() {
                 choice.levels = choice.levels.with_default(level);
-            } else if let Some((target, level)) = word.split_once('=') {
+            } else if let Some((target, level)) = word.split_once('=')
+                && !level.is_empty()
+            {
                 let level: LevelFilter = level.parse().map_err(|_| word)?;
                 choice.levels = choice.levels.with_target(target, level);
             } else {
@@ -59,19 +60,23 @@ impl Choice {
         levels.max().and_then(|level| level.into_level())
     }
 
-    /// Returns the choice in [`VARIABLE`]; `default` and text if the variable is unset or
-    /// malformed. Prints a line about a malformed value.
-    fn of_environment(default: LevelFilter) -> Self {
+    /// Returns the choice in [`VARIABLE`], and whether it is the variable's: `default` and text if
+    /// the variable is unset, empty or malformed. Prints a line about a malformed value.
+    fn of_environment(default: LevelFilter) -> (Self, bool) {
         LazyLock::force(&throttle::PROCESS);
-        let value = std::env::var(VARIABLE).unwrap_or_default();
-        Self::parse(&value, default).unwrap_or_else(|word| {
-            print::print_stderr(&format!(
-                "{VARIABLE}={value} was ignored, because of \"{word}\": give a level (error, warn, \
-                 info, debug, trace, off), levels by crate, and json for lines in JSON, such as \
-                 warn,ritornello_store=debug,json"
-            ));
-            Self { levels: Targets::new().with_default(default), json: false }
-        })
+        let value = std::env::var_os(VARIABLE).unwrap_or_default();
+        let value = value.to_string_lossy();
+        match Self::parse(&value, default) {
+            Ok(choice) => (choice, !value.is_empty()),
+            Err(word) => {
+                print_line(&format!(
+                    "{VARIABLE}={value} was ignored, because of \"{word}\": give a level (error, \
+                     warn, info, debug, trace, off), levels by crate, and json for lines in JSON, \
+                     such as warn,ritornello_store=debug,json"
+                ));
+                (Self { levels: Targets::new().with_default(default), json: false }, false)
+            }
+        }
     }
 
     /// Starts the log on standard error. `bare` omits time and target from lines of text; JSON
@@ -105,10 +110,10 @@ struct Stderr {
 }
 
 impl MakeWriter<'_> for Stderr {
-    type Writer = OptionalWriter<io::Stderr>;
+    type Writer = OptionalWriter<StderrWriter>;
 
     fn make_writer(&self) -> Self::Writer {
-        OptionalWriter::some(io::stderr())
+        OptionalWriter::some(StderrWriter)
     }
 
     fn make_writer_for(&self, metadata: &Metadata<'_>) -> Self::Writer {
@@ -117,10 +122,30 @@ impl MakeWriter<'_> for Stderr {
     }
 }
 
+/// Writes to standard error without a lock, unlike [`io::stderr`]: in a forked child, a lock stays
+/// locked forever if a thread of the parent held it during the fork. Each line is written in one
+/// call, so that lines of several threads do not mix.
+struct StderrWriter;
+
+impl io::Write for StderrWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(rustix::stdio::stderr(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes a line to standard error. Ignores errors, such as a closed pipe.
+fn print_line(text: &str) {
+    let _ = StderrWriter.write_all(format!("{text}\n").as_bytes());
+}
+
 /// Prints a line about omitted lines.
 fn print_omitted(omitted: &Omitted, json: bool) {
     let (statement, message) = (&omitted.statement, omitted.message());
-    print::print_stderr(&if json {
+    print_line(&if json {
         let mut timestamp = String::new();
         let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
         serde_json::json!({
@@ -138,17 +163,13 @@ fn print_omitted(omitted: &Omitted, json: bool) {
 /// Starts the log of a command: lines of the level `default` and of more severe levels, or what
 /// [`VARIABLE`] chooses.
 pub(crate) fn start_in_command(default: LevelFilter) {
-    Choice::of_environment(default).start_on_stderr(true);
+    Choice::of_environment(default).0.start_on_stderr(true);
 }
 
-/// Prints how many lines were omitted, at the end of a command.
-pub(crate) fn finish_command() {
-    if let Some(json) = ON_STDERR.get() {
-        throttle::PROCESS
-            .take_omitted(None)
-            .iter()
-            .for_each(|omitted| print_omitted(omitted, *json));
-    }
+/// Prints on standard error how many lines were omitted, at the end of a command or process.
+pub fn finish() {
+    let json = *ON_STDERR.get().unwrap_or(&false);
+    throttle::take_omitted().iter().for_each(|omitted| print_omitted(omitted, json));
 }
 
 /// The log of a process that embeds the store.
@@ -156,8 +177,7 @@ pub(crate) fn finish_command() {
 pub struct EmbeddedLog {
     /// The lines.
     pub queue: &'static LineQueue,
-    /// The least severe level that [`VARIABLE`] chooses for any crate; `None` if the variable is
-    /// unset.
+    /// The least severe level that [`VARIABLE`] chooses for any crate; `None` if it chooses none.
     pub level: Option<Level>,
 }
 
@@ -165,11 +185,11 @@ pub struct EmbeddedLog {
 /// chooses. Returns `None` if lines go elsewhere: to standard error, because [`VARIABLE`] chooses
 /// JSON; or to a logger that the process already has.
 pub fn start_embedded() -> Option<EmbeddedLog> {
-    let choice = Choice::of_environment(LevelFilter::WARN);
+    let (choice, is_chosen) = Choice::of_environment(LevelFilter::WARN);
     if choice.json {
         choice.start_on_stderr(false);
         return None;
     }
-    let level = std::env::var_os(VARIABLE).and_then(|_| choice.least_severe());
+    let level = if is_chosen { choice.least_severe() } else { None };
     choice.start_in_queue().map(|queue| EmbeddedLog { queue, level })
 }

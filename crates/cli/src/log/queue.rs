@@ -4,6 +4,7 @@
 //! A thread that logs only appends its line. It waits neither for the program's handlers of lines
 //! nor for an interpreter, so the log cannot delay a transfer.
 
+use super::print_line;
 use super::throttle::{self, Omitted, PROCESS, Statement};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -15,8 +16,12 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Maximum lines that wait. Further lines are counted, and a line with their number is appended.
+/// Maximum lines that wait, of which three quarters may have the levels debug and trace. Further
+/// lines are counted, and a line with their number follows.
 const WAITING_MAX: usize = 1024;
+
+/// Interval of checks for omitted lines while no line comes.
+const OMITTED_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A line of the log.
 #[derive(Debug, Clone)]
@@ -59,11 +64,8 @@ impl Line {
         Self { fields: text.fields, ..Self::new(Statement::new(event.metadata()), text.message) }
     }
 
-    /// Writes the line to standard error in one system call. Takes no lock: in a forked child, a
-    /// lock stays locked forever if another thread of the parent held it during the fork.
     fn print(&self) {
-        let text = format!("{} {}: {}\n", self.level, self.target, self.message);
-        let _ = rustix::io::write(rustix::stdio::stderr(), text.as_bytes());
+        print_line(&format!("{} {}: {}", self.level, self.target, self.message));
     }
 }
 
@@ -89,7 +91,9 @@ impl Visit for EventText {
 }
 
 /// Lines that wait to be taken. The queue ends with the first call of [`LineQueue::close`], and in
-/// a forked child, which lacks the thread that takes lines: lines then go to standard error.
+/// a forked child, which lacks the thread that takes lines: lines then go to standard error. A
+/// child takes no lock of the queue, because a lock that a thread of the parent held during the
+/// fork stays locked forever.
 #[derive(Debug)]
 pub struct LineQueue {
     process: u32,
@@ -100,10 +104,22 @@ pub struct LineQueue {
 #[derive(Debug, Default)]
 struct State {
     lines: VecDeque<Line>,
-    /// Number of lines that did not fit, since lines were last taken, and the first of them.
+    /// Number of lines that did not fit, since the last line about them, and the most severe.
     dropped: u64,
-    first_dropped: Option<Line>,
+    worst_dropped: Option<Line>,
     closed: bool,
+}
+
+impl State {
+    /// Takes the first line; after the last one, a line about the lines that did not fit.
+    fn pop(&mut self) -> Option<Line> {
+        self.lines.pop_front().or_else(|| {
+            let worst = self.worst_dropped.take()?;
+            let dropped = mem::take(&mut self.dropped);
+            let message = format!("dropped {dropped} lines of the log, the most severe from here");
+            Some(Line { message, fields: Vec::new(), ..worst })
+        })
+    }
 }
 
 impl LineQueue {
@@ -111,9 +127,12 @@ impl LineQueue {
         Self { process: process::id(), state: Mutex::default(), changed: Condvar::new() }
     }
 
+    fn is_forked(&self) -> bool {
+        self.process != process::id()
+    }
+
     fn push(&self, line: Line) {
-        // Compared first: the child of a fork must not lock `state`.
-        if self.process != process::id() {
+        if self.is_forked() {
             return line.print();
         }
         let mut state = self.state.lock();
@@ -121,40 +140,53 @@ impl LineQueue {
             drop(state);
             return line.print();
         }
-        if state.lines.len() == WAITING_MAX {
-            state.dropped += 1;
-            state.first_dropped.get_or_insert(line);
-        } else {
+        let most = if line.level > Level::INFO { WAITING_MAX / 4 * 3 } else { WAITING_MAX };
+        if state.lines.len() < most {
             state.lines.push_back(line);
+        } else {
+            state.dropped += 1;
+            if state.worst_dropped.as_ref().is_none_or(|worst| line.level < worst.level) {
+                state.worst_dropped = Some(line);
+            }
         }
         drop(state);
         self.changed.notify_one();
     }
 
-    /// Returns the waiting lines, after at most `timeout`, and then lines about omitted lines.
-    /// Returns an empty list if no line came, and `None` if the queue is closed and empty.
+    /// Waits for the next line, and returns it; `None` if the queue is closed and empty. A line
+    /// about omitted lines comes at most 10 seconds after a minute in which lines were omitted.
     #[must_use]
-    pub fn take(&self, timeout: Duration) -> Option<Vec<Line>> {
+    pub fn take(&self) -> Option<Line> {
+        if self.is_forked() {
+            return None;
+        }
         let mut state = self.state.lock();
-        if state.lines.is_empty() && !state.closed {
-            self.changed.wait_for(&mut state, timeout);
+        loop {
+            let line = state.pop();
+            if line.is_some() || state.closed {
+                return line;
+            }
+            if self.changed.wait_for(&mut state, OMITTED_INTERVAL).timed_out() {
+                let omitted = PROCESS.take_omitted(Some(Instant::now()));
+                state.lines.extend(omitted.iter().map(Line::of_omitted));
+            }
         }
-        let mut lines = Vec::from(mem::take(&mut state.lines));
-        let ended = if state.closed { None } else { Some(Instant::now()) };
-        let omitted = PROCESS.take_omitted(ended);
-        lines.extend(omitted.iter().map(Line::of_omitted));
-        if let Some(first) = state.first_dropped.take() {
-            let dropped = mem::take(&mut state.dropped);
-            let message = format!("dropped {dropped} lines of the log, the first from here");
-            lines.push(Line { message, fields: Vec::new(), ..first });
-        }
-        (!lines.is_empty() || !state.closed).then_some(lines)
     }
 
     /// Makes later lines go to standard error, and [`LineQueue::take`] return without waiting.
     pub fn close(&self) {
-        self.state.lock().closed = true;
-        self.changed.notify_all();
+        if !self.is_forked() {
+            self.state.lock().closed = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Closes the queue, and prints the lines that wait.
+    pub fn print_waiting(&self) {
+        self.close();
+        while let Some(line) = self.take() {
+            line.print();
+        }
     }
 }
 
@@ -189,36 +221,40 @@ mod tests {
         let queue = queue_of(|| {
             tracing::warn!(path = %path.display(), pages = 3, word = "two words", "removed pages");
         });
-        let lines = queue.take(Duration::ZERO).unwrap();
-        assert_eq!(lines.len(), 1);
-        assert_eq!(lines[0].message, "removed pages path=/disk pages=3 word=two words");
+        let line = queue.take().unwrap();
+        assert_eq!(line.message, "removed pages path=/disk pages=3 word=two words");
         let fields = [("path", "/disk"), ("pages", "3"), ("word", "two words")];
-        assert_eq!(lines[0].fields, fields.map(|(name, value)| (name, value.to_owned())));
-        assert_eq!((lines[0].level, &*lines[0].file), (Level::WARN, file!()));
-        assert_eq!(lines[0].target, module_path!());
-        assert!(lines[0].time > 1e9);
-        assert_eq!(queue.take(Duration::ZERO).map(|lines| lines.len()), Some(0));
+        assert_eq!(line.fields, fields.map(|(name, value)| (name, value.to_owned())));
+        assert_eq!((line.level, &*line.file), (Level::WARN, file!()));
+        assert_eq!(line.target, module_path!());
+        assert!(line.time > 1e9);
+        queue.close();
+        assert!(queue.take().is_none());
     }
 
     #[test]
     fn full_queue_counts_dropped_lines() {
-        let queue = queue_of(|| (0..WAITING_MAX + 7).for_each(|at| tracing::debug!("line {at}")));
-        let lines = queue.take(Duration::ZERO).unwrap();
-        assert_eq!(lines.len(), WAITING_MAX + 1);
-        assert_eq!(lines[WAITING_MAX - 1].message, format!("line {}", WAITING_MAX - 1));
-        let dropped = "dropped 7 lines of the log, the first from here";
-        assert_eq!(lines[WAITING_MAX].message, dropped);
-        assert!(queue.take(Duration::ZERO).unwrap().is_empty());
+        let debug_max = WAITING_MAX / 4 * 3;
+        let queue = queue_of(|| {
+            (0..debug_max + 7).for_each(|at| tracing::debug!("line {at}"));
+            tracing::warn!("warned");
+        });
+        let error = queue_of(|| tracing::error!("failed")).take().unwrap();
+        (0..WAITING_MAX - debug_max).for_each(|_| queue.push(error.clone()));
+        queue.close();
+        let lines: Vec<_> = std::iter::from_fn(|| queue.take()).collect();
+        assert_eq!(lines[debug_max - 1].message, format!("line {}", debug_max - 1));
+        assert_eq!((&*lines[debug_max].message, lines.len()), ("warned", WAITING_MAX + 1));
+        let last = &lines[WAITING_MAX];
+        assert_eq!(last.message, "dropped 8 lines of the log, the most severe from here");
+        assert_eq!(last.level, Level::ERROR);
     }
 
     #[test]
     fn closed_queue_gives_its_lines_and_ends() {
         let queue = queue_of(|| tracing::info!("before"));
         queue.close();
-        let start = std::time::Instant::now();
-        let long = Duration::from_secs(100);
-        assert_eq!(queue.take(long).unwrap()[0].message, "before");
-        assert!(queue.take(long).is_none());
-        assert!(start.elapsed() < long);
+        assert_eq!(queue.take().unwrap().message, "before");
+        assert!(queue.take().is_none());
     }
 }

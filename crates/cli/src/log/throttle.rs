@@ -14,7 +14,8 @@ pub(super) static PROCESS: LazyLock<Throttle> = LazyLock::new(Throttle::new);
 /// Maximum lines that one statement of the source logs within [`WINDOW`].
 const LINES_MAX: u32 = 20;
 
-/// The window begins with the first line of a statement, and again with the first line after it ends.
+/// The window of a statement begins with its first line, and again with its first line after the
+/// window ends.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Counts lines by the statement that logs them, whatever their values are. Lines of the levels
@@ -73,8 +74,8 @@ impl Throttle {
         Self { process: process::id(), windows: Mutex::default() }
     }
 
-    /// Returns whether to log a line of the statement `metadata` at the time `now`, and the lines of
-    /// all statements that were omitted in windows that ended. Each omitted line is returned once.
+    /// Returns whether to log a line of the statement `metadata` at the time `now`, and the omitted
+    /// lines of all statements in windows that ended. Each omitted line is returned once.
     fn admit(&self, metadata: &Metadata<'_>, now: Instant) -> (bool, Vec<Omitted>) {
         if *metadata.level() > Level::INFO {
             return (true, Vec::new());
@@ -105,6 +106,11 @@ fn end_windows(windows: &mut HashMap<Identifier, Window>, now: Option<Instant>) 
         lines: window.lines.saturating_sub(LINES_MAX),
     });
     omitted.filter(|omitted| omitted.lines > 0).collect()
+}
+
+/// Returns the omitted lines of this process that were not returned before.
+pub(super) fn take_omitted() -> Vec<Omitted> {
+    if PROCESS.process == process::id() { PROCESS.take_omitted(None) } else { Vec::new() }
 }
 
 /// Returns whether this process may log a line of the statement `metadata` now. Calls `report` with

@@ -299,7 +299,7 @@ impl PrefixIndex for LsmIndex {
     }
 
     /// Compacts if necessary, and tunes the structure of the tree. Without calls of this method,
-    /// the size ratio and the number of runs per level keep the values that they had at open.
+    /// the size ratio and the number of sorted runs per level keep the values that they had at open.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
             self.tuner.tune(&self.db)?;

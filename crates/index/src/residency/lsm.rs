@@ -52,7 +52,7 @@ const PAGES: &str = "page";
 const VERSION: &[u8] = b"version";
 /// The first byte of the key of a worker's epoch.
 const WORKER: u8 = b'w';
-/// Maximum pages of a chain that one call of RocksDB looks up.
+/// Maximum pages that a lookup of prefixes reads with one call of RocksDB.
 const AT_ONCE: usize = 32;
 
 /// The epoch of every worker that was cleared.

@@ -167,7 +167,8 @@ impl Runs {
         true
     }
 
-    /// Number of pages of a run that match the keys, starting at page `page` and key `at`.
+    /// Length of the part of a run, from page `page`, that matches the keys from `at` on, except at
+    /// holes. The part may end before a hole although later pages match.
     #[inline]
     fn common(&self, run: &Run, page: u16, keys: &(impl PageHashes + ?Sized), at: usize) -> u16 {
         let page = usize::from(page);

@@ -44,7 +44,7 @@ pub enum CallWait {
 /// epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reservation {
-    /// Concerns no reservation.
+    /// Neither begins, commits nor aborts a reservation.
     Unrelated,
     /// Begins a reservation. If the request is repeated at another owner, the earlier attempt may
     /// have reserved space too. A process has another name at each owner, and the space of the
@@ -120,7 +120,7 @@ impl CallRule {
     };
 
     /// Whether the failover to another owner (`node/src/failover_catalog.rs`) keeps no record of
-    /// the request, because the request concerns no reservation and acknowledges nothing.
+    /// the request, because the request changes no reservation and acknowledges nothing.
     #[must_use]
     pub fn is_question(&self) -> bool {
         self.reservation == Reservation::Unrelated && self.effect == Effect::Nothing

@@ -208,8 +208,8 @@ impl StoreCore {
         most.min(stripe_bytes(bytes, volumes)) / UNIT
     }
 
-    /// Finds space for one run of at most `units` units. Adds `units` to `promised` if the scope
-    /// has no quota, or its quota holds them, even if no space is found then.
+    /// Finds space for one run of at most `units` units. Adds `units` to `promised`, even if no
+    /// space is found, unless the index, the client's share or the scope's quota refuses the run.
     fn place_run(
         &self,
         put: &PutBatch<'_>,

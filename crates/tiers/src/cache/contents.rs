@@ -29,10 +29,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Counts, at the owner of the lowest local tier's store, `tokens` tokens after `before` earlier
-    /// tokens that were loaded in `load` and not computed: see
-    /// [`Store::note_prefill_avoided`](ritornello_store::Store::note_prefill_avoided). The gate
-    /// estimates the time to compute them.
+    /// Reports to the owner of the lowest local tier's store that `tokens` tokens were loaded, in
+    /// the time `load`, and not computed: see
+    /// [`Store::note_prefill_avoided`](ritornello_store::Store::note_prefill_avoided). They follow
+    /// `before` earlier tokens; the gate estimates the time to compute them.
     ///
     /// # Errors
     /// `Closed`.

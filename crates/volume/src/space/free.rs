@@ -185,7 +185,7 @@ impl FreeMap {
         self.by_size.iter().rev().copied()
     }
 
-    /// Adds a segment without allocations.
+    /// Adds a segment of `units` units, all of them free.
     pub(super) fn add_segment(&mut self, number: u32, units: u32) {
         debug_assert!(!self.has_segment(number));
         self.segments.insert(number, BTreeMap::new());

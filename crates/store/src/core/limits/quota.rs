@@ -119,8 +119,8 @@ impl StoreCore {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
             // The build does not end while removals are in progress. Their pages are no longer in
-            // the index, so this policy never counted them. If the build ended now, the removals
-            // that remain would subtract them from the policy (`Usage::remove`).
+            // the index, so this policy may not have counted them. If the build ended now, the
+            // removals that remain would subtract them from the policy (`Usage::remove`).
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {

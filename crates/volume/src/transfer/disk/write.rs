@@ -1,5 +1,6 @@
-//! Writes runs to files. Pages that move in place are checksummed while they are in flight, other
-//! pages as they are copied to staging. A run's header is submitted when all checksums are known.
+//! Writes runs to files. Pages that move in place are checksummed while they are in flight, except
+//! a first page that is written together with the header; other pages are checksummed as they are
+//! copied to staging. A run's header is submitted when all checksums are known.
 
 use super::{InFlight, OpBuffers, STEP};
 use crate::io_engine::{Op, Work};
