@@ -35,7 +35,7 @@ pub(crate) struct FailoverCatalog {
     pub(crate) membership: CurrentMembership,
     pub(crate) reservations: PendingReservations,
     unflushed: Unflushed,
-    reports: Reports,
+    pub(crate) reports: Reports,
 }
 
 impl FailoverCatalog {

@@ -9,7 +9,8 @@ use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::{
-    CapacityChange, Directory, Options, Store, StoreCore, StorePolicy, foreign_directory,
+    CacheCounters, CapacityChange, Directory, Options, Store, StoreCore, StorePolicy,
+    foreign_directory,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -166,6 +167,12 @@ impl Node {
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
         &self.shared.store
+    }
+
+    /// Reports the counts of a cache over tiers to the owner about every two seconds, until the
+    /// caller has dropped all its references to `counters`.
+    pub fn report_cache(&self, counters: Arc<dyn CacheCounters>) {
+        self.shared.catalog.reports.add_cache(counters);
     }
 
     /// The current role of this process.

@@ -1,11 +1,14 @@
 //! Reports to the owner, about every two seconds, for which no call waits: counts of this process's
-//! puts and gets, and its decisions about the pages of requests.
+//! puts, gets and caches, and its decisions about the pages of requests.
 
 use crate::membership::Membership;
 use parking_lot::Mutex;
-use ritornello_store::{Catalog, Decision, REPORTED_DECISIONS_MAX, Request, TransferTotals};
+use ritornello_store::{
+    CacheCounters, CacheCounts, Catalog, Decision, REPORTED_DECISIONS_MAX, Request, TransferTotals,
+};
 use std::borrow::Cow;
 use std::mem;
+use std::sync::Arc;
 
 /// Maximum bytes of the decisions that are kept until they are sent. At most
 /// [`REPORTED_DECISIONS_MAX`] decisions are kept.
@@ -21,9 +24,26 @@ const MESSAGE_BYTES_MAX: usize = 48 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     /// Held by the thread that sends, so that decisions arrive in their order.
-    sending: Mutex<()>,
+    sending: Mutex<Caches>,
     transfers: TransferTotals,
     decisions: Mutex<UnsentDecisions>,
+}
+
+/// The caches whose lowest local tier is this store, each with its counts at the last report.
+#[derive(Debug, Default)]
+struct Caches(Vec<(Arc<dyn CacheCounters>, CacheCounts)>);
+
+impl Caches {
+    /// Adds to `totals` by how much the counts grew since the last call. Removes caches that ended.
+    fn take(&mut self, totals: &TransferTotals) {
+        self.0.retain_mut(|(counters, reported)| {
+            let is_open = Arc::strong_count(counters) > 1;
+            let counts = counters.counts();
+            totals.add_cache(&std::array::from_fn(|at| counts[at].saturating_sub(reported[at])));
+            *reported = counts;
+            is_open
+        });
+    }
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +68,11 @@ impl UnsentDecisions {
 }
 
 impl Reports {
+    /// Includes the counts of a cache, until the caller has dropped all its references.
+    pub(crate) fn add_cache(&self, counters: Arc<dyn CacheCounters>) {
+        self.sending.lock().0.push((counters, CacheCounts::default()));
+    }
+
     /// Keeps the contents of a report. Returns whether `request` is a report.
     pub(crate) fn keep(&self, request: &Request<'_>) -> bool {
         match request {
@@ -67,7 +92,8 @@ impl Reports {
     /// Waits at most 200 ms per message while the socket is full. Counts and decisions that cannot be sent now are kept for the
     /// next report, if they fit. Reports sent to an owner that ends before it reads them are lost.
     pub(crate) fn send(&self, membership: &Membership) {
-        let _sending = self.sending.lock();
+        let mut caches = self.sending.lock();
+        caches.take(&self.transfers);
         if let Some(counts) = self.transfers.take()
             && !send(membership, &Request::ReportTransfers { counts: Cow::Borrowed(&counts) })
         {
@@ -119,6 +145,7 @@ mod tests {
     use super::*;
     use ritornello_format::ScopeId;
     use ritornello_store::DecisionOutcome;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     fn decision(request: usize, pages: usize) -> Decision {
         let key: &[u8] = &[7; 32];
@@ -136,6 +163,37 @@ mod tests {
     fn kept(reports: &Reports) -> (Vec<String>, u64) {
         let unsent = reports.decisions.lock();
         (unsent.decisions.iter().map(|kept| kept.request.clone()).collect(), unsent.dropped)
+    }
+
+    #[test]
+    fn growth_of_a_cache_is_counted_once_and_until_its_end() {
+        #[derive(Debug, Default)]
+        struct Counters(AtomicU64);
+        impl CacheCounters for Counters {
+            fn counts(&self) -> CacheCounts {
+                [self.0.load(Relaxed); 14]
+            }
+        }
+        let reports = Reports::default();
+        let counters = [Arc::new(Counters::default()), Arc::new(Counters::default())];
+        counters.iter().for_each(|counters| reports.add_cache(Arc::clone(counters) as _));
+        let [one, other] = counters;
+        let sums = |totals: &TransferTotals| totals.take().map(|counts| counts[47]);
+        let taken = |totals| {
+            reports.sending.lock().take(totals);
+            sums(totals)
+        };
+        let totals = &TransferTotals::default();
+        one.0.store(3, Relaxed);
+        other.0.store(4, Relaxed);
+        assert_eq!((taken(totals), taken(totals)), (Some(7), None));
+        one.0.store(8, Relaxed);
+        drop(one);
+        assert_eq!((taken(totals), reports.sending.lock().0.len()), (Some(5), 1));
+        // Counts that cannot be sent are kept.
+        other.0.store(6, Relaxed);
+        reports.send(&Membership::Closed);
+        assert_eq!(sums(&reports.transfers), Some(2));
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_node::{Node, Options, Role, open};
-use ritornello_store::{Answer, LeaseNumber, Leased, PutOptions};
+use ritornello_store::{Answer, CacheCounters, CacheCounts, LeaseNumber, Leased, PutOptions};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::os::unix::fs::PermissionsExt;
@@ -44,6 +44,11 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             node.store().note_prefill_avoided(tokens, Some(prefill), Duration::from_micros(250));
             "avoided".to_owned()
         }
+        // A cache of which each counter has this value, and which ends.
+        ["cache", count] => {
+            node.report_cache(Arc::new(EqualCounts(count.parse().unwrap())));
+            "counted".to_owned()
+        }
         // Puts one page into a scope that has the same name as the tests' scope, but twice its page
         // length.
         ["wide"] => {
@@ -59,6 +64,15 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             }
         }
         _ => panic!("unknown command: {command}"),
+    }
+}
+
+#[derive(Debug)]
+struct EqualCounts(u64);
+
+impl CacheCounters for EqualCounts {
+    fn counts(&self) -> CacheCounts {
+        std::array::from_fn(|_| self.0)
     }
 }
 
@@ -104,6 +118,24 @@ fn owner_counts_avoided_prefill_of_all_processes() {
     let counts = || ["prefill_avoided_tokens", "prefill_untimed_tokens"].map(count);
     eventually("the reports of both clients", || counts() == [4310, 10]);
     assert_eq!((count("prefill_avoided_micros"), count("prefill_load_micros")), (4_300_000, 500));
+    one.finish();
+    node.close().unwrap();
+}
+
+/// The counts of a cache reach the owner, also those of a client that closes the store.
+#[test]
+fn owner_counts_caches_of_all_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("store");
+    let node = open(&options(&dir)).unwrap();
+    node.report_cache(Arc::new(EqualCounts(1)));
+    let count = |name: &str| node.store().stats().unwrap().catalog.counters[name];
+    let (mut one, mut other) = (Helper::opened(&dir), Helper::opened(&dir));
+    assert_eq!((one.ask("cache 20"), other.ask("cache 300")), ("counted".into(), "counted".into()));
+    other.finish();
+    let counts = || ["gate_decisions_all", "remote_breaker_open_micros"].map(count);
+    eventually("the reports of both clients", || counts() == [321, 321]);
+    assert_eq!((count("remote_calls_exists"), count("prefill_load_micros")), (321, 0));
     one.finish();
     node.close().unwrap();
 }

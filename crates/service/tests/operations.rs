@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use ritornello_node::{Role, open};
-use ritornello_store::{Decision, DecisionEstimate, DecisionOutcome};
+use ritornello_store::{CacheCounters, CacheCounts, Decision, DecisionEstimate, DecisionOutcome};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -33,6 +33,34 @@ fn post(address: SocketAddr, target: &str, body: &Value) -> Answer {
 
 fn put(address: SocketAddr, id: &str, body: &Value) -> Answer {
     send_as("admin", address, "PUT", &format!("/v1/scopes/{id}"), &body.to_string())
+}
+
+#[derive(Debug)]
+struct CountsByPosition;
+
+impl CacheCounters for CountsByPosition {
+    fn counts(&self) -> CacheCounts {
+        std::array::from_fn(|at| 1_000_000 * (at as u64 + 1))
+    }
+}
+
+#[test]
+fn metrics_have_counts_of_caches() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    node.report_cache(Arc::new(CountsByPosition));
+    let service = operating(&[node]);
+    let (body, store) = (get(service.address(), "/metrics").body, dir.path().display());
+    let value = |name: &str, labels: &str| {
+        metric(&body, &format!("ritornello_{name}_total{{store=\"{store}\"{labels}}}"))
+    };
+    assert_eq!(value("gate_decisions", ",reason=\"none\""), Some(3e6));
+    assert_eq!(value("gate_regret_seconds", ""), Some(5.0));
+    assert_eq!(value("remote_calls", ",reason=\"put\""), Some(7e6));
+    assert_eq!(value("remote_calls", ",reason=\"failures\""), Some(9e6));
+    assert_eq!(value("remote_written_bytes", ""), Some(12e6));
+    assert_eq!(value("remote_breaker_openings", ""), Some(13e6));
+    assert_eq!(value("remote_breaker_open_seconds", ""), Some(14.0));
 }
 
 #[test]

@@ -97,7 +97,7 @@ pub use store::{PutOptions, Store, check_sections};
 pub use stored::{StoredCheckpoint, StoredScope, StoredStats, StoredVolume};
 pub use ticket::{CompletionQueue, Ticket};
 pub use time_limit::time_limit;
-pub use transfer_counts::{DURATION_BOUNDS, TransferTotals};
+pub use transfer_counts::{CacheCounters, CacheCounts, DURATION_BOUNDS, TransferTotals};
 pub use transfer_stats::{StoreStats, TransferStats};
 pub use volume_copies::{VOLUME_COPIES, is_volume_copy};
 pub use volumes::open_segments;

@@ -1,7 +1,9 @@
-//! Counts of puts and gets, and of the prefill that loads avoided. Each process counts its own, and
-//! reports them to the owner, whose statistics therefore cover the calls of all processes.
+//! Counts of puts and gets, of the prefill that loads avoided, and of caches over tiers. Each process
+//! counts its own, and reports them to the owner, whose statistics therefore cover the calls of all
+//! processes.
 
 use ritornello_volume::transfer::{MissReason, PageOutcome};
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,8 +12,8 @@ pub const DURATION_BOUNDS: [u64; 11] =
     [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
 
 /// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
-/// gets, [`MissReason::ALL`] and [`PREFILL_NAMES`] follow. The order is part of the protocol:
-/// further counts come at the end of a message.
+/// gets, [`MissReason::ALL`], [`PREFILL_NAMES`] and [`CACHE_NAMES`] follow. The order is part of the
+/// protocol: further counts come at the end of a message.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -47,10 +49,41 @@ const PREFILL_NAMES: [&str; 4] = [
     "prefill_avoided_micros",
     "prefill_load_micros",
 ];
-/// Maximum counts in a message: a later build may send more counts than this build knows.
+const CACHE: usize = PREFILL + PREFILL_NAMES.len();
+/// Names of the counts of a cache: see [`CacheCounters`].
+const CACHE_NAMES: [&str; 14] = [
+    "gate_decisions_all",
+    "gate_decisions_some",
+    "gate_decisions_none",
+    "gate_load_micros",
+    "gate_regret_micros",
+    "remote_calls_get",
+    "remote_calls_put",
+    "remote_calls_exists",
+    "remote_calls_failures",
+    "remote_calls_spared",
+    "remote_read_bytes",
+    "remote_written_bytes",
+    "remote_breaker_openings",
+    "remote_breaker_open_micros",
+];
+/// Maximum counts in a message: a later build may send more counts than this build knows. An owner
+/// of protocol version 8 cannot decode a longer message, so the maximum stays.
 pub(crate) const REPORTED_COUNTS_MAX: usize = 64;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
-const LENGTH: usize = PREFILL + PREFILL_NAMES.len();
+const LENGTH: usize = CACHE + CACHE_NAMES.len();
+
+/// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found pages;
+/// microseconds of loads, and of their regret; calls of the remote that get, put, and query
+/// existence; failed calls; calls not made; bytes read from the remote, and written to it; openings
+/// of its circuit breaker, and microseconds that the breaker was open.
+pub type CacheCounts = [u64; CACHE_NAMES.len()];
+
+/// The counters of a cache over tiers.
+pub trait CacheCounters: Debug + Send + Sync {
+    /// The counts since the cache was opened.
+    fn counts(&self) -> CacheCounts;
+}
 
 /// The counts of one call, or the sums of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +166,16 @@ impl Default for TransferTotals {
 impl TransferTotals {
     /// Adds counts in the order of a message. Ignores counts that this build does not know.
     pub fn add(&self, counts: &[u64]) {
-        for (total, count) in self.0.iter().zip(counts).filter(|(_, count)| **count > 0) {
+        self.add_from(0, counts);
+    }
+
+    /// Adds counts of a cache.
+    pub fn add_cache(&self, counts: &CacheCounts) {
+        self.add_from(CACHE, counts);
+    }
+
+    fn add_from(&self, first: usize, counts: &[u64]) {
+        for (total, count) in self.0[first..].iter().zip(counts).filter(|(_, count)| **count > 0) {
             // A client may report any number, and a counter must not decrease.
             let sum = |total: u64| Some(total.saturating_add(*count));
             let _ = total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
@@ -172,9 +214,9 @@ impl TransferTotals {
         let undelivered = MissReason::ALL.iter().zip(UNDELIVERED..);
         let undelivered = undelivered
             .map(|(reason, at)| (format!("undelivered_{}", reason.word()), self.get(at)));
-        let prefill = PREFILL_NAMES.iter().zip(PREFILL..);
-        let prefill = prefill.map(|(name, at)| ((*name).to_owned(), self.get(at)));
-        plain.chain(durations).chain(undelivered).chain(prefill)
+        let others = PREFILL_NAMES.iter().chain(&CACHE_NAMES).zip(PREFILL..);
+        let others = others.map(|(name, at)| ((*name).to_owned(), self.get(at)));
+        plain.chain(durations).chain(undelivered).chain(others)
     }
 }
 
@@ -237,6 +279,21 @@ mod tests {
         assert_eq!(named["prefill_avoided_micros"], 2_003_000);
         assert_eq!(named["prefill_load_micros"], 2_006_000);
         assert_eq!(totals.undelivered(), 0);
+    }
+
+    /// The positions of the counts are part of the protocol.
+    #[test]
+    fn counts_of_a_cache_follow_all_earlier_counts() {
+        let totals = TransferTotals::default();
+        totals.add_cache(&std::array::from_fn(|at| at as u64 + 1));
+        let sent = totals.take().unwrap();
+        assert_eq!(sent[..47], [0; 47], "an earlier build sends 47 counts");
+        totals.add(&sent);
+        let named: BTreeMap<String, u64> = totals.by_name().collect();
+        assert_eq!((named["gate_decisions_all"], named["gate_regret_micros"]), (1, 5));
+        assert_eq!((named["remote_calls_get"], named["remote_read_bytes"]), (6, 11));
+        assert_eq!(named["remote_breaker_open_micros"], 14);
+        assert_eq!(named["prefill_load_micros"], 0);
     }
 
     /// [`TransferCounts::get`] uses a reason's number as its position in [`MissReason::ALL`].

@@ -62,6 +62,19 @@ names! {
         "Estimated time to compute the tokens that were loaded, without untimed tokens");
     PREFILL_LOAD = ("prefill_load", Seconds,
         "Time of loads, without loads of untimed tokens, and with loads that failed");
+    GATE_DECISIONS = ("gate_decisions", Count,
+        "Lookups by how many of the found pages the gate decided to load, of all processes");
+    GATE_LOAD = ("gate_load", Seconds, "Time of loads that gates had estimated");
+    GATE_REGRET = ("gate_regret", Seconds,
+        "Time that these loads cost beyond computing all tokens, as estimated");
+    REMOTE_CALLS = ("remote_calls", Count,
+        "Calls to remotes: made by kind, failed, and not made, of all processes");
+    REMOTE_READ = ("remote_read", Bytes, "Bytes of objects read from remotes");
+    REMOTE_WRITTEN = ("remote_written", Bytes, "Bytes of objects written to remotes");
+    REMOTE_BREAKER_OPENINGS = ("remote_breaker_openings", Count,
+        "Times that circuit breakers of remotes opened");
+    REMOTE_BREAKER_OPEN = ("remote_breaker_open", Seconds,
+        "Time that circuit breakers of remotes were open, summed over processes");
     STORED_PAGES = ("stored_pages", Count, "Pages committed");
     PRESENT_PAGES = ("present_pages", Count, "Pages of puts that were stored already");
     REFUSED_PAGES = ("refused_pages", Count, "Pages of puts that were not stored");

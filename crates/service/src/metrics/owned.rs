@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
 /// metric.
-const COUNTERS: [(&str, &Definition); 30] = [
+const COUNTERS: [(&str, &Definition); 33] = [
     ("probes", &names::PROBES),
     ("present_pages", &names::PRESENT_PAGES),
     ("refused_scopes", &names::REFUSED_SCOPES),
@@ -36,6 +36,9 @@ const COUNTERS: [(&str, &Definition); 30] = [
     ("dropped_decisions", &names::DROPPED_DECISIONS),
     ("prefill_avoided_tokens", &names::PREFILL_AVOIDED_TOKENS),
     ("prefill_untimed_tokens", &names::PREFILL_UNTIMED_TOKENS),
+    ("remote_read_bytes", &names::REMOTE_READ),
+    ("remote_written_bytes", &names::REMOTE_WRITTEN),
+    ("remote_breaker_openings", &names::REMOTE_BREAKER_OPENINGS),
     ("probed_pages", &names::PROBED_PAGES),
     ("stored_pages", &names::STORED_PAGES),
 ];
@@ -59,6 +62,15 @@ const EVICTIONS: [(&str, &str); 4] = [
     ("evicted_quota", "quota"),
     ("evicted_index", "index"),
     ("evicted_segment", "segment"),
+];
+
+/// The owner's counters whose names end with the value of a label: the prefix before the value, the
+/// label, and the metric.
+const PREFIXES: [(&str, &str, &Definition); 4] = [
+    ("undelivered_", "reason", &names::UNDELIVERED_PAGES),
+    ("decisions_", "outcome", &names::DECISIONS),
+    ("gate_decisions_", "reason", &names::GATE_DECISIONS),
+    ("remote_calls_", "reason", &names::REMOTE_CALLS),
 ];
 
 /// Adds the metrics of a store whose owner answered with `stats`.
@@ -125,12 +137,11 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
             rows.counter(definition, tier(), value);
         }
     }
-    for (name, count) in &stats.counters {
-        if let Some(reason) = name.strip_prefix("undelivered_") {
-            rows.counter(&names::UNDELIVERED_PAGES, [("reason", label(reason))], *count);
-        }
-        if let Some(outcome) = name.strip_prefix("decisions_") {
-            rows.counter(&names::DECISIONS, [("outcome", label(outcome))], *count);
+    for (prefix, key, definition) in PREFIXES {
+        for (name, count) in &stats.counters {
+            if let Some(value) = name.strip_prefix(prefix) {
+                rows.counter(definition, [(key, label(value))], *count);
+            }
         }
     }
     for (calls, sum, definition) in
@@ -144,6 +155,9 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
         ("sync_micros", &names::SYNC),
         ("prefill_avoided_micros", &names::PREFILL_AVOIDED),
         ("prefill_load_micros", &names::PREFILL_LOAD),
+        ("gate_load_micros", &names::GATE_LOAD),
+        ("gate_regret_micros", &names::GATE_REGRET),
+        ("remote_breaker_open_micros", &names::REMOTE_BREAKER_OPEN),
     ] {
         if let Some(micros) = counter(name) {
             rows.counter(definition, [], micros as f64 / 1e6);

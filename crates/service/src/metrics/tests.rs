@@ -155,6 +155,39 @@ fn avoided_prefill_is_counted_in_tokens_and_seconds() {
 }
 
 #[test]
+fn counts_of_caches_have_labels_and_units() {
+    let mut stats = CatalogStats::default();
+    let counters = [
+        ("decisions_hit", 1),
+        ("gate_decisions_none", 2),
+        ("gate_regret_micros", 1_500_000),
+        ("remote_calls_put", 3),
+        ("remote_calls_failures", 4),
+        ("remote_written_bytes", 5),
+        ("remote_breaker_openings", 6),
+        ("remote_breaker_open_micros", 7_250_000),
+    ];
+    stats.counters = counters.map(|(name, count)| (name.to_owned(), count)).into();
+    let text = encode(&[named(stats)]).unwrap();
+    let series = |name: &str| samples(&text, name).join(", ").replace(r#"store="/nvme/kv""#, "S");
+    for (name, expected) in [
+        ("decisions_total", r#"{S,outcome="hit"} 1"#),
+        ("gate_decisions_total", r#"{S,reason="none"} 2"#),
+        ("gate_regret_seconds_total", "{S} 1.5"),
+        ("remote_written_bytes_total", "{S} 5"),
+        ("remote_breaker_openings_total", "{S} 6"),
+        ("remote_breaker_open_seconds_total", "{S} 7.25"),
+    ] {
+        let name = format!("ritornello_{name}");
+        assert_eq!(series(&name), format!("{name}{expected}"));
+    }
+    let calls = samples(&text, "ritornello_remote_calls_total");
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    assert!(calls[0].ends_with(r#"reason="failures"} 4"#), "{calls:?}");
+    assert!(calls[1].ends_with(r#"reason="put"} 3"#), "{calls:?}");
+}
+
+#[test]
 fn failed_observation_is_not_up() {
     let observation = Arc::new(Observation {
         observed: Err(Problem::retry("the disk hangs")),

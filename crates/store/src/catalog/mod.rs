@@ -193,9 +193,9 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Reports counts of puts and gets of this process, and of the prefill that its gets avoided,
-    /// in the order that `transfer_counts.rs` defines. A process collects the counts of its calls,
-    /// and sends them to the owner about every two seconds.
+    /// Reports counts of this process: of puts, gets, avoided prefill and caches, in the order that
+    /// `transfer_counts.rs` defines. A process collects the counts of its calls, and sends them to
+    /// the owner about every two seconds.
     fn report_transfers(&self, counts: &[u64]) -> Result<()> {
         let request = Request::ReportTransfers { counts: Cow::Borrowed(counts) };
         expect!(self.call(&request), Response::Done => ())
