@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{Cache, LookupOptions, PrefetchPolicy, Readiness, Settings};
+use ritornello_tiers::gate::LoadMode;
 use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,6 +111,66 @@ fn unmounted_remote_costs_hits_and_is_counted() {
     assert!(calls.open && calls.failures > 0, "{calls:?}");
     assert_eq!(tier(&cache, "remote").dropped_pages, 10);
     assert!(!dir.path().join("not").exists());
+}
+
+/// The owner of the lowest local tier counts the gate's decisions, the calls of the remote, and its
+/// circuit breaker, also after the cache ended.
+#[test]
+fn owner_counts_gate_remote_and_breaker() {
+    let prompt = keys(1, 0, 40);
+    let (remote, dir) = (filled(&prompt), tempfile::tempdir().unwrap());
+    let list = [&host(&dir, 64), &disk(&dir, 64), "memory:"];
+    let cache = over(&list, &settings(PrefetchPolicy::WaitComplete), &remote);
+    let lowest = dir.path().join("disk");
+    let node = ritornello_node::open(&ritornello_node::Options::new(&lowest)).unwrap();
+    let count = |name: &str| node.store().stats().unwrap().catalog.counters[name];
+
+    let found = find(&cache, &prompt);
+    assert_eq!(found.local, 40);
+    let read = count("remote_read_bytes");
+    assert!(read > 40 * PAGE as u64 && read < 41 * PAGE as u64, "{read}");
+    assert!(count("remote_calls_get") > 0 && count("remote_calls_exists") > 0);
+    assert_eq!((count("remote_calls_put"), count("remote_calls_failures")), (0, 0));
+    put(&cache, &keys(2, 0, 8), 0);
+    cache.flush().unwrap();
+    let written = count("remote_written_bytes");
+    assert!(written > 8 * PAGE as u64 && written < 9 * PAGE as u64, "{written}");
+    assert!(count("remote_calls_put") > 0);
+
+    cache.record_prefill(0, 640, Duration::from_millis(100));
+    let auto = LookupOptions { page_tokens: 16, tokens: 640, ..LookupOptions::default() };
+    for options in [auto, LookupOptions { mode: LoadMode::Never, ..auto }] {
+        let found = cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
+        release(&cache, &found);
+    }
+    cache.record_outcome(
+        Duration::from_millis(300),
+        Duration::from_millis(20),
+        Duration::from_millis(100),
+    );
+    let decided = ["all", "some", "none"].map(|pages| count(&format!("gate_decisions_{pages}")));
+    assert_eq!(decided, [1, 0, 1]);
+    assert_eq!((count("gate_load_micros"), count("gate_regret_micros")), (300_000, 220_000));
+
+    assert_eq!((count("remote_breaker_openings"), count("remote_breaker_open_micros")), (0, 0));
+    remote.set_fault(BackendFault::Fails);
+    for number in 3.. {
+        if count("remote_breaker_openings") > 0 {
+            break;
+        }
+        assert_eq!(find(&cache, &keys(number, 0, 8)).local, 0);
+    }
+    find(&cache, &keys(100, 0, 8));
+    assert!(count("remote_calls_failures") >= 5 && count("remote_calls_spared") > 0);
+    let open = count("remote_breaker_open_micros");
+    std::thread::sleep(Duration::from_millis(20));
+    let more = count("remote_breaker_open_micros") - open;
+    assert!(more >= 20_000, "an open breaker must be counted without calls: {more}");
+    let opened = cache.stats().unwrap();
+    drop(cache);
+    let calls = opened.tiers[2].remote.clone().unwrap();
+    assert!(count("remote_calls_failures") >= calls.failures);
+    assert_eq!(count("remote_breaker_openings"), 1);
 }
 
 #[test]

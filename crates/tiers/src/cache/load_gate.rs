@@ -6,6 +6,7 @@ use super::stats::GateCounters;
 use crate::gate::{Gate, LoadDecision, LoadQuery, TierSpan};
 use parking_lot::Mutex;
 use ritornello_format::residency::Tier;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// See the [module](self).
@@ -16,7 +17,7 @@ pub(super) struct LoadGate {
     /// [`take_measured`](Self::take_measured), by tier.
     measured: Mutex<[(u64, f64); 4]>,
     opened: Instant,
-    pub(super) counts: GateCounters,
+    pub(super) counts: Arc<GateCounters>,
 }
 
 impl LoadGate {
@@ -25,7 +26,7 @@ impl LoadGate {
             gate: Mutex::default(),
             measured: Mutex::default(),
             opened: Instant::now(),
-            counts: GateCounters::default(),
+            counts: Arc::default(),
         }
     }
 

@@ -1,9 +1,11 @@
 //! Statistics of a cache.
 
 use crate::gate::LoadDecision;
-use crate::remote::RemoteStats;
+use crate::remote::{CallCounters, RemoteStats};
 use ritornello_format::residency::Tier;
+use ritornello_store::{CacheCounters, CacheCounts};
 use serde::Serialize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -140,6 +142,27 @@ impl GateCounters {
             load_seconds: self.load_micros.get() as f64 / 1e6,
             regret_seconds: self.regret_micros.get() as f64 / 1e6,
         }
+    }
+}
+
+/// The counters of a cache that its process reports to the owner of the lowest local tier's store.
+#[derive(Debug)]
+pub(super) struct ReportedCounters {
+    pub(super) gate: Arc<GateCounters>,
+    pub(super) remote: Option<Arc<CallCounters>>,
+}
+
+impl CacheCounters for ReportedCounters {
+    fn counts(&self) -> CacheCounts {
+        let GateCounters { all, some, none, load_micros, regret_micros, .. } = &*self.gate;
+        let [all, some, none, load, regret] =
+            [all, some, none, load_micros, regret_micros].map(Counter::get);
+        let [get, put, exists, failures, spared, read, written, openings, open] =
+            self.remote.as_ref().map(|remote| remote.counts()).unwrap_or_default();
+        [
+            all, some, none, load, regret, get, put, exists, failures, spared, read, written,
+            openings, open,
+        ]
     }
 }
 

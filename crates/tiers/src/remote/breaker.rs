@@ -36,6 +36,12 @@ pub(super) struct Breaker {
     open: Option<(Instant, Duration)>,
     /// When the current trial call began.
     trial_since: Option<Instant>,
+    /// Number of times that the breaker opened.
+    pub(super) openings: u64,
+    /// When the breaker opened, while it is open.
+    opened: Option<Instant>,
+    /// Time that the breaker was open before it last closed.
+    open_before: Duration,
 }
 
 impl Breaker {
@@ -61,6 +67,8 @@ impl Breaker {
     ) -> Option<bool> {
         if outcome == CallOutcome::Answered {
             (self.trial_since, self.failures) = (None, 0);
+            self.open_before = self.open_time(now);
+            self.opened = None;
             return self.open.take().map(|_| false);
         }
         self.failures = self.failures.saturating_add(1);
@@ -75,7 +83,17 @@ impl Breaker {
         };
         self.trial_since = None;
         let was_open = self.open.replace((now, wait)).is_some();
+        if !was_open {
+            self.openings += 1;
+            self.opened = Some(now);
+        }
         (!was_open).then_some(true)
+    }
+
+    /// Total time until `now` that the breaker was open.
+    pub(super) fn open_time(&self, now: Instant) -> Duration {
+        let open = self.opened.map(|opened| now.saturating_duration_since(opened));
+        self.open_before + open.unwrap_or_default()
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -104,8 +122,13 @@ mod tests {
         assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Failed, later), None);
         assert_eq!(breaker.admit(later + FIRST), None, "the wait must double after a failed trial");
         assert_eq!(breaker.admit(later + 2 * FIRST), Some(HalfOpenTrial));
+        assert_eq!(breaker.open_time(later), FIRST);
+        let later = later + 2 * FIRST;
         assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Answered, later), Some(false));
         assert_eq!(breaker.admit(later), breaker.admit(later));
+        assert_eq!((breaker.openings, breaker.open_time(later + LONGEST)), (1, 3 * FIRST));
+        breaker.record(Regular, CallOutcome::Refused, later);
+        assert_eq!((breaker.openings, breaker.open_time(later + FIRST)), (2, 4 * FIRST));
     }
 
     #[test]

@@ -46,21 +46,55 @@ pub struct RemoteCalls {
     pub open: bool,
 }
 
+/// The operation of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operation {
+    Get,
+    Put,
+    Exists,
+}
+
+/// The circuit breaker and the counters of the calls of one backend.
 #[derive(Debug, Default)]
-struct Counters {
-    calls: AtomicU64,
+pub(crate) struct CallCounters {
+    breaker: Mutex<Breaker>,
+    /// Attempts, by [`Operation`].
+    calls: [AtomicU64; 3],
     retries: AtomicU64,
     failures: AtomicU64,
     late: AtomicU64,
     spared: AtomicU64,
+    /// Bytes of objects that gets returned in time.
+    pub(super) read_bytes: AtomicU64,
+    /// Bytes of objects that puts wrote in time.
+    pub(super) written_bytes: AtomicU64,
+}
+
+impl CallCounters {
+    /// The last nine of [`CacheCounts`](ritornello_store::CacheCounts).
+    pub(crate) fn counts(&self) -> [u64; 9] {
+        let (openings, open) = {
+            let breaker = self.breaker.lock();
+            (breaker.openings, breaker.open_time(Instant::now()))
+        };
+        let [get, put, exists] = self.calls.each_ref().map(|calls| calls.load(Relaxed));
+        let [failures, spared, read, written] =
+            [&self.failures, &self.spared, &self.read_bytes, &self.written_bytes]
+                .map(|count| count.load(Relaxed));
+        let open = u64::try_from(open.as_micros()).unwrap_or(u64::MAX);
+        [get, put, exists, failures, spared, read, written, openings, open]
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls.iter().map(|calls| calls.load(Relaxed)).sum()
+    }
 }
 
 /// State shared by the calls of one backend.
 #[derive(Debug)]
 struct Shared {
     backend: Arc<dyn Backend>,
-    breaker: Mutex<Breaker>,
-    counts: Counters,
+    counts: Arc<CallCounters>,
 }
 
 /// Executes calls of one backend. Dropping the executor abandons threads that hang. Such threads
@@ -83,9 +117,8 @@ pub(super) struct PendingCall<T> {
 
 impl CallExecutor {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
-        let (breaker, counts) = (Mutex::default(), Counters::default());
         Self {
-            shared: Arc::new(Shared { backend, breaker, counts }),
+            shared: Arc::new(Shared { backend, counts: Arc::default() }),
             threads: ThreadPool::new("ritornello-remote", THREADS, MAX_QUEUED),
         }
     }
@@ -97,11 +130,12 @@ impl CallExecutor {
     /// `Retry` if the circuit breaker is open, or all threads are busy and the queue is full.
     pub(super) fn start<T: Send + 'static>(
         &self,
+        operation: Operation,
         deadline: Instant,
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
     ) -> Result<PendingCall<T>> {
         let shared = &self.shared;
-        let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
+        let Some(kind) = shared.counts.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
             return Err(Error::retry(
                 "the remote failed or refused earlier calls: calls pause for up to 60 s",
@@ -109,7 +143,7 @@ impl CallExecutor {
         };
         let (answered, answer) = sync_channel(1);
         let caller = Arc::clone(shared);
-        let job = Box::new(move || caller.run(kind, deadline, &answered, &call));
+        let job = Box::new(move || caller.run(operation, kind, deadline, &answered, &call));
         if self.threads.submit(job).is_err() {
             shared.counts.spared.fetch_add(1, Relaxed);
             shared.record(kind, CallOutcome::Failed, "all threads are waiting for answers");
@@ -123,21 +157,26 @@ impl CallExecutor {
     /// [Starts](Self::start) a call and waits for its answer.
     pub(super) fn call<T: Send + 'static>(
         &self,
+        operation: Operation,
         deadline: Instant,
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.start(deadline, call)?.wait()
+        self.start(operation, deadline, call)?.wait()
+    }
+
+    pub(super) fn counters(&self) -> &Arc<CallCounters> {
+        &self.shared.counts
     }
 
     pub(super) fn calls(&self) -> RemoteCalls {
         let counts = &self.shared.counts;
         RemoteCalls {
-            calls: counts.calls.load(Relaxed),
+            calls: counts.calls(),
             retries: counts.retries.load(Relaxed),
             failures: counts.failures.load(Relaxed),
             late: counts.late.load(Relaxed),
             spared: counts.spared.load(Relaxed),
-            open: self.shared.breaker.lock().is_open(),
+            open: counts.breaker.lock().is_open(),
         }
     }
 }
@@ -169,6 +208,7 @@ impl Shared {
     /// retry is left. A late answer is discarded.
     fn run<T>(
         &self,
+        operation: Operation,
         kind: CallKind,
         deadline: Instant,
         answered: &SyncSender<Result<T>>,
@@ -179,7 +219,7 @@ impl Shared {
             if Instant::now() >= deadline {
                 return;
             }
-            self.counts.calls.fetch_add(1, Relaxed);
+            self.counts.calls[operation as usize].fetch_add(1, Relaxed);
             let outcome = call(self.backend.as_ref());
             let failed = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry);
             let again = failed && left > 0 && Instant::now() + pause < deadline && self.may_retry();
@@ -207,8 +247,8 @@ impl Shared {
     }
 
     fn may_retry(&self) -> bool {
-        let calls = self.counts.calls.load(Relaxed);
-        let may = self.counts.retries.load(Relaxed) < RETRIES_FREE + calls / RETRY_SHARE;
+        let budget = RETRIES_FREE + self.counts.calls() / RETRY_SHARE;
+        let may = self.counts.retries.load(Relaxed) < budget;
         if may {
             self.counts.retries.fetch_add(1, Relaxed);
         }
@@ -216,7 +256,8 @@ impl Shared {
     }
 
     fn record(&self, kind: CallKind, outcome: CallOutcome, why: impl std::fmt::Display) {
-        match self.breaker.lock().record(kind, outcome, Instant::now()) {
+        let changed = self.counts.breaker.lock().record(kind, outcome, Instant::now());
+        match changed {
             Some(true) => tracing::warn!(
                 backend = ?self.backend,
                 %why,
@@ -239,7 +280,7 @@ mod tests {
     fn answer_after_the_deadline_counts_as_timeout() {
         let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
         let deadline = Instant::now() + FIRST_PAUSE;
-        let call = executor.start(deadline, move |_| {
+        let call = executor.start(Operation::Get, deadline, move |_| {
             thread::sleep(deadline.saturating_duration_since(Instant::now()));
             Ok(())
         });
@@ -258,7 +299,7 @@ mod tests {
         let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
         let until = Instant::now() + Duration::from_secs(60);
         let calls: Vec<_> = (0..THREADS)
-            .map(|_| executor.start(until, |_| -> Result<()> { panic!("a bug") }))
+            .map(|_| executor.start(Operation::Put, until, |_| -> Result<()> { panic!("a bug") }))
             .collect();
         for call in calls {
             assert!(call.and_then(PendingCall::wait).is_err());
@@ -266,7 +307,7 @@ mod tests {
         let calls = executor.calls();
         assert_eq!((calls.failures, calls.late), (0, 0));
         // The breaker stays open for a second or two before a trial call.
-        while executor.call(until, |remote| remote.exists("a")).is_err() {
+        while executor.call(Operation::Exists, until, |remote| remote.exists("a")).is_err() {
             assert!(Instant::now() < until, "no call succeeds after the panics");
             thread::sleep(FIRST_PAUSE);
         }

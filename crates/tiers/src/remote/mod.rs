@@ -38,6 +38,7 @@ mod seal;
 pub use address::RemoteAddress;
 pub use backend::{Backend, Listed};
 pub use backend_check::check_backend;
+pub(crate) use call_executor::CallCounters;
 pub use call_executor::RemoteCalls;
 pub use collect::{CollectOptions, Collected, collect};
 pub use conformance::{Check, conformance};

@@ -1,7 +1,7 @@
 //! Finds which objects of a prompt exist on a remote. Queries only objects whose existence is not
 //! cached.
 
-use super::call_executor::CallExecutor;
+use super::call_executor::{CallExecutor, Operation};
 use super::existence_cache::ExistenceCache;
 use super::packing::{self, Form, Prompt};
 use ritornello_format::Result;
@@ -161,7 +161,7 @@ impl ObjectFinder {
             .collect();
         if !unknown.is_empty() {
             let queried = unknown.clone();
-            let answers = self.executor.call(deadline, move |remote| {
+            let answers = self.executor.call(Operation::Exists, deadline, move |remote| {
                 let names: Vec<&str> = queried.iter().map(String::as_str).collect();
                 remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
             })?;

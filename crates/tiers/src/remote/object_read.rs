@@ -1,6 +1,6 @@
 //! The read of pages of one object.
 
-use super::call_executor::{CallExecutor, PendingCall};
+use super::call_executor::{CallExecutor, Operation, PendingCall};
 use super::object::{self, Contents, ObjectBytes};
 use super::options::RemoteOptions;
 use super::packing::Prompt;
@@ -22,6 +22,12 @@ pub(super) struct ObjectRead<'a> {
 pub(super) struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
+}
+
+impl FetchedObject {
+    pub(super) fn bytes(&self) -> u64 {
+        (self.head.len() + self.body.as_ref().map_or(0, |(_, body)| body.len())) as u64
+    }
 }
 
 impl ObjectRead<'_> {
@@ -50,7 +56,7 @@ impl ObjectRead<'_> {
         let place = |page: usize| begin + (page - span.start) as u64 * prompt.page_bytes;
         let (from, to) = (place(pages.start), place(pages.end));
         let inside = self.inside();
-        executor.start(deadline, move |remote| {
+        executor.start(Operation::Get, deadline, move |remote| {
             if from == begin {
                 let head = remote.get(&name, Some(0..to))?;
                 return Ok(head.map(|head| FetchedObject { head, body: None }));

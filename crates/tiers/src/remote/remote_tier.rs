@@ -1,11 +1,11 @@
 //! The tier over a remote: finds, reads and writes the pages of prompts.
 
 use super::backend::Backend;
-use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
+use super::call_executor::{CallCounters, CallExecutor, Operation, PendingCall, RemoteCalls};
 use super::keyed_backend::KeyedBackend;
 use super::object;
 use super::object_finder::ObjectFinder;
-use super::object_read::ObjectRead;
+use super::object_read::{FetchedObject, ObjectRead};
 use super::options::RemoteOptions;
 use super::packing::{self, Prompt};
 use super::rejected::{RejectReason, RejectedCounters, RejectedObjects};
@@ -154,6 +154,8 @@ impl RemoteTier {
             let fetched = answer.and_then(PendingCall::wait).ok().flatten();
             // Fetch the next object while the current object is verified.
             pending.extend(left.next());
+            let bytes = fetched.as_ref().map_or(0, FetchedObject::bytes);
+            self.call_counters().read_bytes.fetch_add(bytes, Relaxed);
             let (whole, rejection) =
                 fetched.map_or((0, None), |fetched| read.unpack(&fetched, out));
             copied += whole;
@@ -237,15 +239,15 @@ impl RemoteTier {
         }
         let mut objects: Vec<_> = spans.into_iter().zip(exists).collect();
         let concurrent = packing::concurrent_objects(prompt.page_bytes);
-        let mut pending: VecDeque<(usize, String, _)> = VecDeque::with_capacity(concurrent);
+        let mut pending: VecDeque<(usize, String, u64, _)> = VecDeque::with_capacity(concurrent);
         let mut left = missing.into_iter();
         let (mut failures, most) = (0, if prompt.chained { 1 } else { FAILED_OBJECTS_MAX });
         loop {
             let next = left.next();
             if pending.len() == concurrent || next.is_none() {
-                let Some((at, name, answer)) = pending.pop_front() else { break };
+                let Some((at, name, bytes, answer)) = pending.pop_front() else { break };
                 let (span, present) = &mut objects[at];
-                *present = self.written(span, &name, answer);
+                *present = self.written(span, &name, bytes, answer);
                 // Once the failures reach the limit, the put starts no further write, even if a
                 // write in flight then succeeds.
                 failures = if *present && failures < most { 0 } else { failures + 1 };
@@ -261,10 +263,10 @@ impl RemoteTier {
             let before = span.start.checked_sub(1).filter(|_| prompt.chained);
             let parent = before.map(|at| prompt.keys[at]);
             let packed = object::pack(prompt.scope, parent, keys, &pages, &self.options)?;
-            let (to, packed) = (name.clone(), Arc::new(packed));
-            let answer =
-                self.executor.start(deadline, move |remote| remote.set_shared(&to, &packed));
-            pending.push_back((at, name, answer));
+            let (to, bytes, packed) = (name.clone(), packed.len() as u64, Arc::new(packed));
+            let put = move |remote: &dyn Backend| remote.set_shared(&to, &packed);
+            let answer = self.executor.start(Operation::Put, deadline, put);
+            pending.push_back((at, name, bytes, answer));
         }
         Ok(objects)
     }
@@ -288,15 +290,27 @@ impl RemoteTier {
         self.finder.missing(prompt, from, deadline)
     }
 
-    /// Records the outcome of writing the object of `span`. Returns whether it was written.
-    fn written(&self, span: &Range<usize>, name: &str, answer: Result<PendingCall<()>>) -> bool {
+    /// Records the outcome of writing the object of `span`, of `bytes` bytes. Returns whether it was
+    /// written.
+    fn written(
+        &self,
+        span: &Range<usize>,
+        name: &str,
+        bytes: u64,
+        answer: Result<PendingCall<()>>,
+    ) -> bool {
         let written = answer.and_then(PendingCall::wait).is_ok();
         let count = if written { &self.counts.written } else { &self.counts.dropped };
         count.fetch_add(span.len() as u64, Relaxed);
         if written {
+            self.call_counters().written_bytes.fetch_add(bytes, Relaxed);
             self.finder.existence.mark_verified(name, Instant::now());
         }
         written
+    }
+
+    pub(crate) fn call_counters(&self) -> &Arc<CallCounters> {
+        self.executor.counters()
     }
 
     /// Statistics since the tier was created.
