@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Measures the node service: `/metrics` of a large store, its CPU time, and probes beside it.
 
-    python benches/service.py [--json] [--pages 1000000] [--rounds 5] [--dir FOLDER]
+    python benches/service.py [--json] [--pages 1000000] [--rounds 6] [--dir FOLDER]
 
-The store is owned by `ritornello serve`; this process is a client of it. `metrics_*`: requests of
-`/metrics`, one after another, over one connection. `idle_share`: CPU time of the owner's process as
-a share of one core, without requests. `idle_share_empty`: this share for a store without pages,
+The stores are owned by `ritornello serve`; this process is a client of them. `metrics_*`: requests
+of `/metrics`, one after another, over one connection. `idle_share`: CPU time of the owner's process
+as a share of one core, without requests. `idle_share_empty`: this share for a store without pages,
 which the owner does not scrub. `scraped_share`: this share with a request of `/metrics` every
-second. `probe_*`: lookups of 256 stored pages by the client, in rounds that alternate between an
-owner with `--http`, which is scraped every second, and an owner without it; the ratio is the median
-over the rounds. The text output names the project's aims, which are upper limits.
+second. `probe_*`: lookups of 256 stored pages by the client, which alternate between the store of
+an owner with `--http`, which is scraped every second, and an equal store of an owner without it;
+the ratio is the geometric mean over the rounds. The text output names the project's aims, which are
+upper limits.
 """
 
 import argparse
@@ -40,7 +41,10 @@ IDLE_SECONDS = 20
 # Time after the start of an owner without pages until its CPU time is measured.
 SETTLE_SECONDS = 3
 PROBED = 256
-PROBES = 4000
+# Lookups alternate between the two owners after this time, which is long enough for a request of
+# `/metrics`, and this number of times.
+BLOCK_SECONDS = 2.2
+BLOCKS = 6
 AIMS = {"metrics_p99_ms": 10.0, "idle_share": 0.001, "idle_share_empty": 0.001, "probe_ratio": 1.02}
 
 
@@ -134,18 +138,36 @@ def share_of_core(pid: int) -> float:
     return (cpu_seconds(pid) - before) / (time.monotonic() - began)
 
 
-def probe_us(store: Path) -> float:
-    """Returns the median duration of a lookup in µs."""
-    asked = keys(0, PROBED)
-    with rt.Store.open(store) as client:
-        spent = []
-        for _ in range(PROBES):
-            began = time.perf_counter_ns()
-            found = client.probe(scope(), asked)
-            spent.append(time.perf_counter_ns() - began)
-            if found != PROBED:
-                sys.exit(f"only {found} of {PROBED} pages were found")
-    return statistics.median(spent) / 1000
+def probe_us(client: rt.Store) -> list[float]:
+    """Returns the durations of lookups in µs, repeated for `BLOCK_SECONDS`."""
+    asked, spent = keys(0, PROBED), []
+    until = time.monotonic() + BLOCK_SECONDS
+    while time.monotonic() < until:
+        began = time.perf_counter_ns()
+        found = client.probe(scope(), asked)
+        spent.append((time.perf_counter_ns() - began) / 1000)
+        if found != PROBED:
+            sys.exit(f"only {found} of {PROBED} pages were found")
+    return spent
+
+
+def probe_medians(served: Path, plain: Path) -> tuple[float, float]:
+    """Returns the median durations of lookups in µs: in `served`, whose owner has a service that is
+    scraped, and in `plain`, whose owner has none. The lookups alternate in blocks of time, so that
+    both medians are of the same minute.
+    """
+    with_service, without = [], []
+    with (
+        owner(served, "127.0.0.1:0") as (_, address),
+        owner(plain, None),
+        rt.Store.open(served) as client,
+        rt.Store.open(plain) as plain_client,
+    ):
+        for _ in range(BLOCKS):
+            with scraped(address):
+                with_service += probe_us(client)
+            without += probe_us(plain_client)
+    return statistics.median(with_service), statistics.median(without)
 
 
 def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
@@ -163,12 +185,14 @@ def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
         idle = share_of_core(pid)
         with scraped(address):
             busy = share_of_core(pid)
-    with_service, without = [], []
-    for _ in range(rounds):
-        for http_address, probes in (("127.0.0.1:0", with_service), (None, without)):
-            with owner(store, http_address) as (_, address), scraped(address):
-                probes.append(probe_us(store))
-    ratios = [ours / plain for ours, plain in zip(with_service, without, strict=True)]
+    # The stores change their roles in every round: an owner's memory may be slower in one process
+    # than in another.
+    twin = store.with_name("twin")
+    fill(twin, pages)
+    roles = [(store, twin), (twin, store)]
+    medians = [probe_medians(*roles[number % 2]) for number in range(rounds)]
+    with_service, without = zip(*medians, strict=True)
+    ratios = [ours / plain for ours, plain in medians]
     return {
         "pages": pages,
         "metrics_bytes": answers[-1][1],
@@ -179,7 +203,8 @@ def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
         "scraped_share": busy,
         "probe_us": statistics.median(with_service),
         "probe_us_without": statistics.median(without),
-        "probe_ratio": statistics.median(ratios),
+        "probe_ratio": statistics.geometric_mean(ratios),
+        "probe_ratios": ratios,
     }
 
 
@@ -189,7 +214,9 @@ def main() -> None:
     parser.add_argument(
         "--pages", type=int, default=1_000_000, help="stored pages of 4 KiB (1000000)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of probes (5)")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="rounds of probes, an even number (6)"
+    )
     parser.add_argument("--dir", help="directory of the store (default: a temporary directory)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
@@ -198,6 +225,9 @@ def main() -> None:
         print(json.dumps(found))
         return
     for name, value in found.items():
+        if isinstance(value, list):
+            print(f"{name:18} {' '.join(f'{one:.3f}' for one in value)}")
+            continue
         aim = f"   (aim: at most {AIMS[name]:g})" if name in AIMS else ""
         print(f"{name:18} {value:.4g}{aim}")
 
