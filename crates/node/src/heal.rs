@@ -108,10 +108,10 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
     while heal_signal.wait(PATH_PERIOD) {
         let failed = Instant::now();
         let Some(owner) = catalog.upgrade() else { return };
+        owner.report_to_owner();
         if let Some(departure) = owner.departure() {
             return owner.leave(departure, heal_signal);
         }
-        owner.report_to_owner();
         let membership = &owner.membership;
         let (cause, dir) = (membership.failure(), membership.opening.directory.path().to_owned());
         drop(owner);

@@ -68,7 +68,8 @@ const CACHE_NAMES: [&str; 14] = [
     "remote_breaker_open_micros",
 ];
 /// Maximum counts in a message: a later build may send more counts than this build knows. An owner
-/// of protocol version 8 cannot decode a longer message, so the maximum stays.
+/// of protocol version 8 cannot decode a longer message, so the maximum stays: further counts need
+/// another request.
 pub(crate) const REPORTED_COUNTS_MAX: usize = 64;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
 const LENGTH: usize = CACHE + CACHE_NAMES.len();

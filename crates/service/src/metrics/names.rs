@@ -74,7 +74,7 @@ names! {
     REMOTE_BREAKER_OPENINGS = ("remote_breaker_openings", Count,
         "Times that circuit breakers of remotes opened");
     REMOTE_BREAKER_OPEN = ("remote_breaker_open", Seconds,
-        "Time that circuit breakers of remotes were open, summed over processes");
+        "Time that circuit breakers of remotes were open, summed over caches of all processes");
     STORED_PAGES = ("stored_pages", Count, "Pages committed");
     PRESENT_PAGES = ("present_pages", Count, "Pages of puts that were stored already");
     REFUSED_PAGES = ("refused_pages", Count, "Pages of puts that were not stored");

@@ -123,8 +123,9 @@ impl GateCounters {
         count.add(1);
     }
 
-    /// Records the duration of a load that the gate decided on.
+    /// Records the duration of a load that the gate decided on, at most a day.
     pub(super) fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
+        let load = load.min(Duration::from_secs(86_400));
         self.judged.add(1);
         self.load_micros.add(load.as_micros() as u64);
         if !recompute.is_zero() {

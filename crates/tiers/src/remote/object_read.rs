@@ -22,11 +22,18 @@ pub(super) struct ObjectRead<'a> {
 pub(super) struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
+    /// Bytes fetched, also those that were fetched first and were not of these pages.
+    bytes: u64,
 }
 
 impl FetchedObject {
+    fn new(head: Vec<u8>, body: Option<(u64, Vec<u8>)>) -> Self {
+        let bytes = (head.len() + body.as_ref().map_or(0, |(_, body)| body.len())) as u64;
+        Self { head, body, bytes }
+    }
+
     pub(super) fn bytes(&self) -> u64 {
-        (self.head.len() + self.body.as_ref().map_or(0, |(_, body)| body.len())) as u64
+        self.bytes
     }
 }
 
@@ -59,7 +66,7 @@ impl ObjectRead<'_> {
         executor.start(Operation::Get, deadline, move |remote| {
             if from == begin {
                 let head = remote.get(&name, Some(0..to))?;
-                return Ok(head.map(|head| FetchedObject { head, body: None }));
+                return Ok(head.map(|head| FetchedObject::new(head, None)));
             }
             let requests = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
             let mut answers = remote.get_batch(&requests).into_iter();
@@ -77,10 +84,14 @@ impl ObjectRead<'_> {
             });
             let actual = actual.map(|contents| contents.stored_range(inside.clone()));
             match actual.filter(|actual| *actual != (from..to)) {
-                None => Ok(Some(FetchedObject { head, body: Some((from, body)) })),
+                None => Ok(Some(FetchedObject::new(head, Some((from, body))))),
                 Some(actual) => {
+                    let unused = body.len() as u64;
                     let body = remote.get(&name, Some(actual.clone()))?;
-                    Ok(body.map(|body| FetchedObject { head, body: Some((actual.start, body)) }))
+                    Ok(body.map(|body| {
+                        let fetched = FetchedObject::new(head, Some((actual.start, body)));
+                        FetchedObject { bytes: fetched.bytes + unused, ..fetched }
+                    }))
                 }
             }
         })
