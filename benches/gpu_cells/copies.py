@@ -138,8 +138,8 @@ def _alternatives(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> l
 
 def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> None:
     """Copies pieces from mapped host memory with a Triton kernel: each of up to 12 programs copies
-    whole pieces, one after another, in chunks of up to 8 KiB. vLLM 0.32 copies at least 16 pieces
-    below 28 KiB from host to GPU in this way.
+    whole pieces, one after another, in chunks of up to 8 KiB. vLLM 0.32 copies from host to GPU in
+    this way if there are at least 16 pieces, each below 28 KiB.
     """
     # Imported here, because Triton may be missing on a machine without a GPU.
     from benches.gpu_cells.triton_copy import copy_pieces

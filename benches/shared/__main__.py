@@ -4,10 +4,11 @@
     python -m benches.shared --offloading     vLLM's own offloading, with `RitornelloTier` below it
     python -m benches.shared --short          engine alone, disk, S3; a tiny model, no times
 
-Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Three
-facts are checked: answers equal the answers of the engine alone, hits come from the tier that a
-set-up tests, no request fails. The exit status is 0 if all facts held, 1 if a fact did not hold or
-a set-up other than the engine alone failed, 2 if the bench did not run to its end.
+Every set-up gets two `vllm serve` processes and empty tiers. The rounds of each conversation go to
+the two processes in turn. Three facts are checked: answers equal the answers of the engine alone,
+hits come from the tier that a set-up tests, no request fails. The exit status is 0 if all facts
+held, 1 if a fact did not hold or if a set-up other than the engine alone failed, 2 if the bench did
+not run to its end.
 """
 
 import argparse

@@ -42,7 +42,8 @@ PAGES = 5
 
 class Cluster:
     """One engine: `ranks` workers in each of `stages` pipeline stages. Cache group `g` has the
-    layers `g.0` to `g.3`.
+    layers `g.0` to `g.3`. `interleaved`: bytes of all heads alternate in a block, so that no range
+    of heads can be cut out.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Cluster:
         stages: int = 1,
         reaches: tuple[Reach, ...] = (ALL,),
         *,
-        mixed: bool = False,
+        interleaved: bool = False,
     ) -> None:
         self.ranks, self.stages = ranks, stages
         self.memory: dict[tuple[int, int], dict[str, Any]] = {}
@@ -64,7 +65,7 @@ class Cluster:
                 for g in range(len(reaches))
             ]
             for rank in range(ranks):
-                shape = (BLOCKS, HEAD_BYTES, share) if mixed else (BLOCKS, share, HEAD_BYTES)
+                shape = (BLOCKS, HEAD_BYTES, share) if interleaved else (BLOCKS, share, HEAD_BYTES)
                 held = {
                     name: numpy.zeros(shape, numpy.uint8) for layers in names for name in layers
                 }
@@ -84,7 +85,7 @@ class Cluster:
             head_ranges, shared = head_ranges_of(
                 HEADS, ranks, LAYERS * group.head_bytes, sliceable=group.head_major
             )
-            order = "heads" if group.head_major else "mixed"
+            order = "heads" if group.head_major else "interleaved"
             cache_groups.append(
                 CacheGroup(
                     reach,
@@ -230,11 +231,11 @@ def test_pages_of_two_stages_need_two_stages(store: Path) -> None:
     assert read(Cluster(store, 1)) == 0
 
 
-def test_mixed_heads_need_same_worker_count(store: Path) -> None:
-    write(Cluster(store, 2, mixed=True))
-    assert read(Cluster(store, 2, mixed=True)) == PAGES * TOKENS
+def test_interleaved_heads_need_same_worker_count(store: Path) -> None:
+    write(Cluster(store, 2, interleaved=True))
+    assert read(Cluster(store, 2, interleaved=True)) == PAGES * TOKENS
     for readers in (1, 4):
-        assert read(Cluster(store, readers, mixed=True)) == 0
+        assert read(Cluster(store, readers, interleaved=True)) == 0
     assert read(Cluster(store, 2)) == 0
 
 

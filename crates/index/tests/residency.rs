@@ -291,7 +291,10 @@ fn changes_continue_while_files_are_replaced() {
     });
     index.sync().unwrap();
     let names = disk.list(Path::new(DIR)).unwrap();
-    assert!(!names.contains(&"residency-0000000000000001".into()), "files were replaced");
+    assert!(
+        !names.contains(&"residency-0000000000000001".into()),
+        "the first file must be replaced"
+    );
     assert_eq!(contents(&index), contents(&model));
     assert_eq!(contents(&open(&disk.crash(1))), contents(&model));
 }
@@ -399,7 +402,7 @@ fn complete_file_after_a_gap_replaces_earlier_files() {
     let index = open(&disk);
     assert!(index.recovered().damaged);
     assert_eq!(index.prefixes(ScopeSlot(0), &pages)[0].pages, 100);
-    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "skipped files are removed");
+    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "skipped files must be removed");
 }
 
 #[test]
@@ -506,8 +509,8 @@ mod lsm {
         assert!(index.was_damaged());
         assert_eq!(index.prefixes(ScopeSlot(1), &pages), []);
         drop(index);
-        // Give the second record the type of a recycled log, which RocksDB would read in an endless
-        // loop.
+        // Give the second record of RocksDB's manifest the type of a record of a recycled log, which
+        // RocksDB would read in an endless loop.
         let database = dir.path().join("lsm");
         let list = std::fs::read_to_string(database.join("CURRENT")).unwrap();
         let list = database.join(list.trim_end());

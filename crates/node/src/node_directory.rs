@@ -51,10 +51,10 @@ impl Identity {
 pub(crate) enum Departure {
     MountedOver,
     Replaced,
-    /// The store failed, and its file system was unmounted. An unmount alone is no reason to leave.
+    /// The store failed, and its file system was unmounted. A store that works is not left.
     Unmounted,
-    /// The store failed, and its directory was moved or removed. A move alone is no reason to
-    /// leave.
+    /// The store failed, and its directory was moved or removed. A store that works is
+    /// not left.
     Moved,
 }
 

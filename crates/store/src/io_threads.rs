@@ -28,7 +28,7 @@ const THREADS_MAX_AT_FIRST: usize = 32;
 const SILENT_AFTER: Duration = Duration::from_millis(250);
 /// Interval at which the queues are checked while jobs wait for a thread.
 const CHECK: Duration = Duration::from_millis(250);
-/// Time without a ticket after which a thread ends, if there are more than [`THREADS`].
+/// Maximum time that a thread waits for a ticket while there are more than [`THREADS`] threads.
 const IDLE: Duration = Duration::from_secs(5);
 /// Maximum waiting tickets.
 const QUEUE_MAX: usize = 4096;

@@ -1,4 +1,6 @@
-"""Settings of both adapters, in `adapter_params` of LMCache's option `--l2-adapter`."""
+"""Settings of `RitornelloL2Adapter` and `NativeClient`, in `adapter_params` of LMCache's option
+`--l2-adapter`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

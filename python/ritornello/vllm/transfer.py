@@ -83,8 +83,9 @@ class PendingLoad:
                 self._reads.append((pages, ticket))
 
     def poll(self, now: float) -> LoadResult | None:
-        """Returns the result once all reads are done, else None. Does not wait, unless a read's
-        ticket cannot be polled. Cancels the remaining reads after the deadline.
+        """Returns the result once all reads are done, else None. Does not wait, unless polling a
+        read fails: that read is then cancelled and awaited. Cancels the remaining reads after the
+        deadline.
         """
         while self._reads:
             pages, ticket = self._reads[-1]
@@ -202,8 +203,8 @@ class PendingSave:
                 self._store.protect(self._memory, ticket)
 
     def poll(self) -> SaveResult | None:
-        """Returns the result once all writes are done, else None. Does not wait, unless a ticket
-        cannot be polled.
+        """Returns the result once all writes are done, else None. Does not wait, unless polling a
+        write fails: that write is then cancelled and awaited.
         """
         if not all(map(self._store.is_done, self.tickets)):
             return None

@@ -111,7 +111,7 @@ struct State {
 }
 
 impl State {
-    /// Takes the first line; after the last one, a line about the lines that did not fit.
+    /// Takes the first line; if no line waits, a line about lines that did not fit.
     fn pop(&mut self) -> Option<Line> {
         self.lines.pop_front().or_else(|| {
             let worst = self.worst_dropped.take()?;

@@ -113,7 +113,7 @@ pub(super) struct Counts {
     pub(super) pages: u64,
     /// See [`crate::PrefixIndex::clock`].
     pub(super) clock: u64,
-    /// Checksum over all entries of all column families.
+    /// Checksum over all entries of the column families in `Family::ALL`.
     pub(super) sum: Sum,
 }
 

@@ -28,9 +28,9 @@ pub const SCOPES: u32 = 4;
 
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Puts the first `length` pages of a path, which [`key`] describes. The missing pages become
-    /// one run, as in a store. A `skip` above 6 leaves out the first `skip` - 6 of the missing
-    /// pages. Without `attach` the run names no parent.
+    /// Puts one run of the first `length` pages of a path, which [`key`] describes: the pages after
+    /// the stored leading pages, up to the next stored page. A `skip` above 6 leaves out `skip` - 6
+    /// pages, stored or not, before the run begins. Without `attach` the run names no parent.
     Put {
         scope: u32,
         path: u8,

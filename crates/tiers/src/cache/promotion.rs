@@ -24,8 +24,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Promotions to the first tier.
 #[derive(Debug)]
 pub(super) struct Promotions {
-    /// The writer to the first tier; `None` if the list has one local tier, because pages are
-    /// promoted from a second local tier.
+    /// The writer to the first tier; `None` with a single local tier, because pages are
+    /// promoted from the second local tier.
     pub(super) writer: Option<Arc<TierWriter>>,
 }
 

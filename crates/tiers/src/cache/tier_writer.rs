@@ -35,8 +35,9 @@ const COPY_BYTES: u64 = 8 << 20;
 /// Interval at which the worker of a write-back tier checks the used space of the tier above.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The writer of one tier. Pages that it cannot queue or write are counted as dropped or lost,
-/// except the pages of cancelled jobs, and of jobs that still wait when the queue is closed.
+/// The writer of one tier. Pages that it cannot queue or write are counted as dropped or lost. Pages
+/// of jobs that are cancelled or closed while they wait are not counted, and pages of a job that is
+/// cancelled while it runs are not counted as dropped.
 #[derive(Debug)]
 pub(super) struct TierWriter {
     pub(super) to: Tier,
@@ -140,8 +141,8 @@ impl TierWriter {
         write_back.dirty_bytes() > 0
     }
 
-    /// Removes queued jobs that match `filter`, and stops the current job if it matches. Returns
-    /// whether any job matched.
+    /// Removes queued jobs that match `filter`. If the current job matches and is a promotion, it
+    /// ends before its next step. Returns whether any job matched.
     pub(super) fn cancel(&self, filter: impl Fn(&PromptPages, &Range<usize>) -> bool) -> bool {
         let (cancelled, any) = self.queue.cancel(filter);
         for job in cancelled {
@@ -434,7 +435,7 @@ impl TierWriter {
     /// Copies the leading pages of `range` that other tiers have, and writes their objects to the
     /// remote. Returns the number of pages copied, and the pages of each object with whether the
     /// remote now has it; no objects if no page was copied, the rate limit left no time for them,
-    /// or the remote accepts none.
+    /// or none could be made, because a key is invalid or the key file was not read yet.
     fn send(
         &self,
         remote: &RemoteHandle,

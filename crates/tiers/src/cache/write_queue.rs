@@ -160,8 +160,8 @@ impl WriteQueue {
         self.state.wake_all();
     }
 
-    /// Removes queued jobs that match `filter`, and stops the current job if it matches. Returns
-    /// the removed jobs, and whether any job matched.
+    /// Removes queued jobs that match `filter`. If the current job matches and is a promotion, it
+    /// ends before its next step. Returns the removed jobs, and whether any job matched.
     pub(super) fn cancel(
         &self,
         filter: impl Fn(&PromptPages, &Range<usize>) -> bool,

@@ -22,7 +22,7 @@ pub(super) struct ObjectRead<'a> {
 pub(super) struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
-    /// Bytes fetched, also those that were fetched first and were not of these pages.
+    /// Bytes fetched, including bytes of a range that did not have these pages.
     bytes: u64,
 }
 

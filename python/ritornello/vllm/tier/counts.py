@@ -25,7 +25,10 @@ COUNTERS = {
     ),
     "prefetches": ("Prefetches from the remote, by outcome.", True),
     "tier_written_pages": ("Chunks written to a tier from the tier above, by tier.", True),
-    "tier_dropped_pages": ("Chunks that were not written to a tier, by tier.", True),
+    "tier_dropped_pages": (
+        "Chunks not written to a tier because its queue was full or the write failed, by tier.",
+        True,
+    ),
     "tier_lost_pages": (
         "Chunks not written to a tier because no other tier could supply them, by tier.",
         True,

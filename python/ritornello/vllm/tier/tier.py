@@ -271,8 +271,8 @@ class Tier:
             "Callable[[HostRows, Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]"
         ),
     ) -> list[TicketPart]:
-        """Starts one ticket for each slice of `consecutive_runs`, or no ticket if `refusal` is the
-        reason why the chunks are not moved.
+        """Starts one put or get for each slice of `consecutive_runs`; none if `refusal`, the reason
+        why the chunks are not moved, is not empty.
         """
         if refusal or self._rows is None:
             return [TicketPart(range(len(keys)), None, refusal or "error")]
@@ -339,7 +339,9 @@ class Tier:
             self._store.record_outcome(job.decision, seconds)
 
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Records that the engine computed `tokens` tokens after `before` in `seconds`."""
+        """Records that the engine computed `tokens` tokens, after `before` tokens of the prompt, in
+        `seconds`.
+        """
         self._store.record_prefill(before, tokens, seconds)
 
     def _weights_changed_during(self, load: int) -> bool:

@@ -40,7 +40,7 @@ order; a ratio is taken per round, and medians are printed. Every byte read is c
 comparison is not timed.
 
 Latencies are of 4,000 probes and 4,000 leases of 256 stored pages, and of 500 probes of 4,096 pages
-(the pages of sixteen such probes): in this process, from a single client, and from a client while
+(as many pages as sixteen of the other probes): in this process, from a single client, and from a client while
 --clients other clients lease, put and get without pause.
 
 Examples:

@@ -7,9 +7,9 @@ use std::io::{BufRead, Write};
 /// A message from the command to a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Continue the work of an earlier process of this client, whose sequences `live` are in the
-    /// store of the soak. Delete the sequences in the store that the earlier process did not
-    /// report.
+    /// Continue the work of an earlier process of this client. The sequences in `live`, which that
+    /// process reported as flushed, are in the store of the soak. Delete its newest sequences that
+    /// are not in `live`: it may have put them and not reported them.
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,

@@ -56,7 +56,8 @@ pub(in crate::transfer) fn read(
 struct DiskRead<'a> {
     fetches: Fetches<'a>,
     in_flight: InFlight<PendingOp<'a>>,
-    /// No chunk is read while parts in memory have this number of unverified bytes or more.
+    /// No chunk is read while this number of bytes in memory, or more, is unverified. Without
+    /// sections only bytes in staging count.
     unverified_limit: u64,
     /// The part that is being verified.
     checking: Option<(usize, PartCheck<'a>)>,
