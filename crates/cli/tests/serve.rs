@@ -108,8 +108,9 @@ fn serve_opens_store_moved_to_its_path() {
         std::fs::rename(&next, &dir).unwrap();
         let mut reopening = event();
         if waits && reopening["event"] == "ready" {
-            // The owner closed its store before `serve` noticed the changed path. `serve` has
-            // become the owner of that store, and prints `reopening` when it leaves that store.
+            // The owner closed the moved store before `serve` noticed the changed path. `serve` has
+            // become the owner of the moved store, and prints `reopening` when it leaves this
+            // store.
             reopening = event();
         }
         assert_eq!(reopening["event"], "reopening", "{reopening}");

@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(early.owner, Some(2));
         unflushed.note(&epoch(3, false));
         unflushed.complete_flush(early);
-        assert_eq!(unflushed.mark().owner, Some(2), "a put was acknowledged after the mark");
+        assert_eq!(unflushed.mark().owner, Some(2), "a flush must not cover puts after its mark");
         unflushed.complete_flush(unflushed.mark());
         assert_eq!(unflushed.mark().owner, None);
     }

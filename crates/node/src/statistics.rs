@@ -92,7 +92,8 @@ mod tests {
         assert!(error.to_string().contains("another command"), "{error}");
     }
 
-    /// Computes statistics only when `disk` is not locked for writing.
+    /// Computes statistics only when `disk` is not locked for writing. Their owner epoch is the
+    /// number of computations already in progress.
     struct SlowDisk {
         disk: RwLock<()>,
         computing: AtomicU32,

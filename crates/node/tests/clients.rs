@@ -37,14 +37,14 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 }
             }
         }
-        // Reports a load of tokens, each of which would have taken 1 ms to compute.
+        // Reports that TOKENS tokens were loaded, each of which would have taken 1 ms to compute.
         ["avoid", tokens] => {
             let tokens = tokens.parse().unwrap();
             let prefill = Duration::from_millis(tokens);
             node.store().note_prefill_avoided(tokens, Some(prefill), Duration::from_micros(250));
             "avoided".to_owned()
         }
-        // A cache of which each counter has this value, and which ends.
+        // Reports a cache whose counters all have the value COUNT, and which has already ended.
         ["cache", count] => {
             node.report_cache(Arc::new(EqualCounts(count.parse().unwrap())));
             "counted".to_owned()
@@ -101,7 +101,8 @@ fn owner_counts_puts_and_gets_of_all_processes() {
     node.close().unwrap();
 }
 
-/// The tokens that a client loaded reach the owner, also those of a client that closes the store.
+/// The number of tokens that a client loaded reaches the owner, also from a client that closes the
+/// store.
 #[test]
 fn owner_counts_avoided_prefill_of_all_processes() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +123,7 @@ fn owner_counts_avoided_prefill_of_all_processes() {
     node.close().unwrap();
 }
 
-/// The counts of a cache reach the owner, also those of a client that closes the store.
+/// The counts of a client's cache reach the owner, also from a client that closes the store.
 #[test]
 fn owner_counts_caches_of_all_processes() {
     let dir = tempfile::tempdir().unwrap();
@@ -175,7 +176,7 @@ fn owner_remembers_decisions_of_all_processes() {
     assert_eq!(one.ask("decide cmpl-1-0-5d41402a 1 8"), "decided");
     assert_eq!(one.ask("role"), "owner");
     let next = open(&options(&dir)).unwrap();
-    eventually("the next owner has the later decision only", || {
+    eventually("the next owner has only the decision noted after the takeover", || {
         let listed = next.store().decisions(100).unwrap().decisions;
         assert!(listed.len() < 2, "{listed:?}");
         listed.len() == 1
@@ -323,7 +324,7 @@ fn two_opens_in_a_process_share_a_store() {
     drop(second);
     assert_eq!(other.ask("get 1 2"), "2");
     assert_eq!(other.ask("role"), "owner");
-    // The process that was the owner opens the store again, as a client.
+    // This process was the owner, and opens the store again as a client.
     let third = open(&options(dir.path())).unwrap();
     assert_eq!(third.role(), Role::Client);
     assert_eq!(get(third.store(), 1, 2).unwrap(), 2);

@@ -60,7 +60,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             unsafe { libc::waitpid(pid, &mut status, 0) };
             format!("waited {status}")
         }
-        // Forks while other threads put and get. Counts the children whose calls were refused.
+        // Forks 20 children while other threads put and get. Answers the number of children in
+        // which the parent's handle refuses a probe and can be closed.
         "fork-while-busy" => {
             let busy = AtomicBool::new(true);
             let (store, busy) = (node.store(), &busy);
@@ -212,7 +213,7 @@ fn child_takes_over_and_keeps_the_lock() {
     let said = parent.listen();
     let node = open(&options(dir.path())).unwrap();
     if said == "child cannot use lsm" {
-        // RocksDB's threads do not exist in the child, so a new process opens the store.
+        // RocksDB's threads do not exist in the child, so this process becomes the owner.
         assert_eq!(node.role(), Role::Owner);
     } else {
         assert_eq!(said, "child is the owner");

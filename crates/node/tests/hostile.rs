@@ -23,8 +23,9 @@ fn helper() {
 /// The request for statistics: it has no fields, so its encoding is the number of its variant.
 const STATS: &[u8] = b"\x13";
 
-/// Commands that make a helper process a client that speaks the protocol by hand. The connections
-/// in `kept`, and the connections of `unread` and `slow`, stay open after the command.
+/// Commands that make a helper process a client that speaks the protocol by hand. A number after
+/// the command is `count`. The connections in `kept`, and the connections of `unread` and `slow`,
+/// stay open after the command.
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let dir = node.path();
     let (what, count) = command.split_once(' ').unwrap_or((command, "1"));
@@ -35,18 +36,18 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             kept.extend((0..count).map(|_| connect(dir)));
             "connected".to_owned()
         }
-        // Registers under new names repeatedly.
+        // Registers under up to `count` new names, until the owner refuses a name.
         "names" => {
             let raw = || std::mem::ManuallyDrop::new(Raw::new(dir));
             refusal((0..count).map(|_| raw().enter(dir, true)), &mut kept)
         }
-        // Opens connections under one name repeatedly.
+        // Opens up to `count` further connections under one name, until the owner refuses one.
         "connections" => {
             let raw = std::mem::ManuallyDrop::new(Raw::new(dir));
             kept.push(raw.enter(dir, true).unwrap());
             refusal((0..count).map(|_| raw.enter(dir, false)), &mut kept)
         }
-        // Sends requests endlessly on many connections and reads no response.
+        // Sends requests endlessly on `count` connections, and reads no response.
         "unread" => {
             for _ in 0..count {
                 let raw = Raw::new(dir);
@@ -57,7 +58,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             }
             "asking".to_owned()
         }
-        // Announces a long message on each of many connections, and sends it byte by byte.
+        // Announces a message of 16 MiB on each of `count` connections, and sends it byte by byte.
         "slow" => {
             for _ in 0..count {
                 let raw = Raw::new(dir);
@@ -138,7 +139,8 @@ impl Raw {
         Self { name, _lock: lock }
     }
 
-    /// Sends a hello. Returns the connection, or the refusal.
+    /// Sends a hello, which says whether the connection is the `first` of the client. Returns the
+    /// connection, or the refusal.
     fn enter(&self, dir: &Path, first: bool) -> Result<UnixStream, String> {
         let mut stream = connect(dir);
         // A hello is the greeting, format 1, a name of 32 digits, pid 1, and whether the connection
@@ -241,7 +243,7 @@ fn observer_may_ask_for_statistics_only() {
         let answer = answer_to(dir.path(), &[&hello[..], &framed(request)].concat());
         let text = String::from_utf8_lossy(&answer);
         if *name == "Request::Stats" {
-            assert!(text.contains("cache"), "the durability is in the answer: {text}");
+            assert!(text.contains("cache"), "the answer must name the durability: {text}");
         } else {
             assert!(text.contains("statistics only"), "{name}: {text}");
             refused += 1;

@@ -24,7 +24,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// A store that this process owns. The store's path later leads to a store of another process.
+/// A store that this process owns, until `replace` puts a store of another process at its path.
 struct Moved {
     _root: tempfile::TempDir,
     dir: PathBuf,
@@ -46,13 +46,13 @@ impl Moved {
         Self { _root: root, dir, away, schedule, node }
     }
 
-    /// Makes every later sync take `pause`.
+    /// Delays each sync of file data after this call by `pause`.
     fn slow_syncs(&self, pause: Duration) {
         self.schedule.add(Rule::always(MediumFault::Slow(pause)).on(Op::SyncData));
     }
 
-    /// Moves the store to another path. A new process then owns a new store at the old path, with
-    /// sequence 3.
+    /// Moves the store to the path `away`. Starts a process that makes a new store at the old path,
+    /// and puts the sequence 3 into the new store.
     fn replace(&self) -> Helper {
         std::fs::rename(&self.dir, &self.away).unwrap();
         let mut other = Helper::opened(&self.dir);

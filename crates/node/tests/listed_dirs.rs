@@ -14,8 +14,8 @@ fn helper() {
     serve_as_helper();
 }
 
-/// `list DIR...` opens the store again, with these further directories, and prints the number of
-/// directories that the store has then.
+/// `list DIR...` opens the store again, with these further directories, and answers the number of
+/// the store's directories that the owner reports.
 fn own_command(node: &Arc<Node>, line: &str) -> String {
     let further: Vec<PathBuf> = line.split_whitespace().skip(1).map(PathBuf::from).collect();
     let again = open(&listed(node.path(), &further)).unwrap();
@@ -89,8 +89,8 @@ fn processes_started_together_make_one_store() {
     }
     let roles: Vec<String> = helpers.iter_mut().map(Helper::listen).collect();
     assert_eq!(roles.iter().filter(|role| *role == "owner").count(), 1, "{roles:?}");
-    // The owner reports a directory shortly after the manifest names it, so the number may still
-    // be less than 3.
+    // The owner reports a directory shortly after the manifest names it, so the first answer to
+    // `list` may be less than 3.
     let list = format!("list {further}");
     for helper in &mut helpers {
         helper.listen();
@@ -138,9 +138,9 @@ fn refused_list_makes_no_directory() {
     }
 }
 
-/// The mount point of an unmounted disk is a directory of the root file system. A new store with a
-/// directory on another file system is therefore refused such a directory, and an existing store
-/// does not add it.
+/// The mount point of an unmounted disk is a directory of the root file system. Therefore a new
+/// store is refused if only some of its directories are on the root file system, and an existing
+/// store on another file system does not add a directory of the root file system.
 #[test]
 fn directory_on_the_root_file_system_counts_as_unmounted() {
     use std::os::unix::fs::MetadataExt;

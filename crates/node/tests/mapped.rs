@@ -203,7 +203,7 @@ fn small_file_system_child() {
 struct Filler(std::fs::File, u64);
 
 impl Filler {
-    /// Grows the file until `left` bytes of the file system are free.
+    /// Grows the file until at most `left` bytes of the file system are free.
     fn leave(&mut self, dir: &Path, left: u64) {
         while Host.room(dir).unwrap().available > left {
             if self.0.write_all_at(&[1; 4096], self.1).is_err() {

@@ -89,11 +89,11 @@ fn owner_explains_misses_to_process_that_never_owns() {
     let explanation = explain(dir.path(), id, &asked).unwrap().unwrap();
     let expected = [(Answer::Hit, 4), (Answer::Unknown, 2)];
     assert_eq!((answers(&explanation), explanation.is_registered), (expected.to_vec(), true));
-    // More keys than a message of an observer may have.
+    // More keys than a message of an observer may have: `explain` asks as a client.
     let many = keys(1, 4096);
     let explanation = explain(dir.path(), id, &refs(&many)).unwrap().unwrap();
     assert_eq!(answers(&explanation), [(Answer::Hit, 4), (Answer::Unknown, 4092)]);
-    eventually("the client of the question ends", || owned(dir.path()).clients == 0);
+    eventually("the clients of `explain` are removed", || owned(dir.path()).clients == 0);
     assert_eq!(names_of_clients(dir.path()), 0);
     // A client of the store asks through its own connection.
     let node = open(&options(dir.path())).unwrap();
@@ -121,7 +121,7 @@ fn owner_explains_request_to_process_that_never_owns() {
     assert_eq!(answers(&found[0].explanation), [(Answer::Hit, 4), (Answer::Unknown, 2)]);
     assert!(explain_request(dir.path(), "r").unwrap().unwrap().requests.len() == 1);
     assert!(explain_request(dir.path(), "r-2").unwrap().unwrap().requests.is_empty());
-    eventually("the clients of the questions end", || owned(dir.path()).clients == 0);
+    eventually("the clients of `explain_request` are removed", || owned(dir.path()).clients == 0);
     owner.finish();
 }
 

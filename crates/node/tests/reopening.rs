@@ -55,7 +55,8 @@ fn stats(node: &Node) -> CatalogStats {
     node.store().stats().unwrap().catalog
 }
 
-/// Makes one sync fail: puts a sequence and flushes. Returns the error of the flush.
+/// Makes one sync of a segment fail: puts the sequence `name` and flushes. Returns the error of the
+/// flush.
 fn poison(schedule: &Schedule, node: &Node, name: u64) -> ritornello_format::Error {
     schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("seg-"));
     assert_eq!(put(node.store(), name, 4).unwrap().pages, 4);
@@ -74,7 +75,8 @@ struct FailedWrites {
 }
 
 impl FailedWrites {
-    /// Fails all later changes of `dirs`. No change fails if `dirs` is empty.
+    /// Makes each change in `dirs` fail with `errno`, and no longer in the directories of an
+    /// earlier call. No change fails if `dirs` is empty.
     fn fail(&self, dirs: &[PathBuf], errno: i32) {
         let mut failing = self.dirs.lock().unwrap();
         self.errno.store(errno, Ordering::Relaxed);
@@ -140,8 +142,8 @@ fn sequences_read(node: &Node) -> usize {
     (1..=8).filter(|name| get(node.store(), *name, 4).unwrap() == 4).count()
 }
 
-/// Whether no space is absent and lookups find all runs again. A volume that returns is no longer
-/// listed as absent shortly before lookups find its runs.
+/// Whether no space is absent and no run is hidden. A volume that returns leaves the list of absent
+/// space shortly before lookups find its runs.
 fn is_whole(node: &Node) -> bool {
     stats(node).absent_space == AbsentSpace::default()
 }
@@ -208,7 +210,7 @@ fn poisoned_store_still_serves_reads() {
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     assert!(store.flush().is_err());
     let before = schedule.injected();
-    eventually("two attempts failed", || schedule.injected() >= before + 2);
+    eventually("two attempts to reopen failed", || schedule.injected() >= before + 2);
     assert_eq!(get(store, 1, 4).unwrap(), 4);
     assert_eq!(client.ask("get 1 4"), "4");
     assert_eq!(put(store, 3, 4).unwrap_err().kind(), ErrorKind::Retry);
@@ -239,7 +241,7 @@ fn store_reopens_without_a_volume_that_fails_writes() {
         assert!(absent.len() == 1 && absent[0].contains("/b: "), "{errno}: {absent:?}");
         eventually("the client puts", || client.ask("put 31 4") == "4");
         let read = sequences_read(&node);
-        assert!((1..8).contains(&read), "{errno}: {read} of 8 sequences are on the volume a");
+        assert!((1..8).contains(&read), "{errno}: {read} of 8 sequences are read without b");
         let _ = node.store().flush();
         node.store().flush().unwrap();
 
@@ -274,7 +276,7 @@ fn store_reopens_without_a_volume_that_fails_syncs() {
         assert_eq!(put(node.store(), name, 4).unwrap().pages, 4, "{name}");
     }
     let read = sequences_read(&node);
-    assert!((1..8).contains(&read), "{read} of 8 sequences are on the volume a");
+    assert!((1..8).contains(&read), "{read} of 8 sequences are read without the volume b");
     let _ = node.store().flush();
     node.store().flush().unwrap();
     // The owner tries to use the volume again every two seconds. Failed attempts do not poison the
@@ -300,7 +302,7 @@ fn store_is_not_reopened_while_all_volumes_fail_syncs() {
     schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/seg-"));
     assert_eq!(node.store().flush().unwrap_err().kind(), ErrorKind::Retry);
     let before = schedule.injected();
-    eventually("two attempts failed", || schedule.injected() >= before + 4);
+    eventually("two attempts to reopen failed", || schedule.injected() >= before + 4);
     assert_eq!((sequences_read(&node), stats(&node).owner_epoch), (8, 1));
     schedule.heal();
     eventually("the store is reopened", || reopened(&node));
@@ -342,8 +344,8 @@ fn store_is_not_reopened_while_all_volumes_fail_writes() {
     node.close().unwrap();
 }
 
-/// Replaces the segment files by copies during the fault, so that the open descriptors no longer
-/// lead to the files at the paths, as after a new mount.
+/// Replaces the segment files by copies while all syncs fail, so that the open descriptors no
+/// longer lead to the files at the paths, as after a new mount.
 #[test]
 fn reopening_reopens_segment_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -423,7 +425,7 @@ fn lookups_and_puts_miss_immediately_while_reopening() {
     assert_eq!((skipped.pages, skipped.reason), (0, "reopening"));
     assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Retry);
     assert!(stats(&node).poisoned.is_some() && node.problem().is_some());
-    eventually("the client is refused", || client.ask("get 1 4") == "0");
+    eventually("a get of the client misses", || client.ask("get 1 4") == "0");
     for _ in 0..20 {
         assert_eq!((client.ask("put 3 4"), client.ask("probe 1 4")), ("0".into(), "0".into()));
     }
@@ -513,7 +515,7 @@ fn reopening_waits_for_own_write() {
         let refused = |answer: ritornello_format::Result<ritornello_store::Outcome>| {
             answer.is_ok_and(|put| put.reason == "reopening")
         };
-        eventually("an attempt began", || refused(put(store, 3, 1)));
+        eventually("an attempt to reopen began", || refused(put(store, 3, 1)));
         for _ in 0..100 {
             assert!(refused(put(store, 3, 1)), "the store was reopened during a write");
             assert_eq!((get(store, 1, 4).unwrap(), stats(&node).owner_epoch), (4, 1));

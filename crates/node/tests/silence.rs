@@ -75,8 +75,8 @@ fn stopped_owner_delays_once_then_misses() {
     eventually("the owner answers again", || probe(store, 1, 4).unwrap() == 4);
     assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Client, 4));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
-    // The first probe and the six calls of each of the 20 rounds were counted as unanswered. The
-    // counter may also include probes after the rounds that missed; failed calls are not counted.
+    // The counter of unanswered calls includes the first probe, the six calls of each pass of the
+    // loop, and the probes after the loop that missed. Calls that failed are not counted.
     assert!(unanswered(&node) > 20 * 6);
     // The client sends the release that it deferred, and no lease is left.
     eventually("no lease is left", || store.stats().unwrap().catalog.leases == 0);
@@ -132,7 +132,7 @@ fn killed_stopped_owner_is_succeeded() {
     node.store().flush().unwrap();
     owner.stop();
     assert_eq!(probe(node.store(), 1, 4).unwrap(), 0);
-    assert_eq!(node.role(), Role::Client, "a stopped owner may still write");
+    assert_eq!(node.role(), Role::Client, "no client may take over from a live owner");
     owner.kill();
     assert_eq!(get(node.store(), 1, 4).unwrap(), 4);
     assert_eq!(node.role(), Role::Owner);

@@ -26,9 +26,9 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// Puts and flushes one sequence after another, and gets flushed sequences in between; `get` panics
-/// on wrong bytes. Prints each flushed sequence with this process's role, and `LOST` for a flushed
-/// sequence that is not read whole.
+/// Puts and flushes the sequences `first`, `first + 1` and so on, and gets flushed sequences in
+/// between; `get` panics on wrong bytes. Prints each flushed sequence with this process's role, and
+/// `LOST` for a flushed sequence that is not read whole.
 fn churn(node: &Node, first: u64) -> ! {
     let store = node.store();
     let mut flushed = Vec::new();
@@ -68,7 +68,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
     };
     for _ in 0..5 {
         // Listen until one helper reports that it is the owner. After the previous kill this may
-        // take several rounds, because the helpers may notice the owner's death late.
+        // take several passes over the helpers, which may notice the owner's death late.
         let mut owner = None;
         while owner.is_none() {
             for (at, helper) in line.iter_mut().enumerate() {
@@ -107,7 +107,8 @@ fn flushed_pages_survive_owner_kills_under_load() {
     assert!(lost.is_empty(), "{lost:?} of {} are lost: {stats:?}", flushed.len());
 }
 
-/// Maximum sequences per client. All sequences fit the store, so no flushed page is evicted.
+/// Maximum number of sequences that a client puts. All sequences fit the store, so no flushed page
+/// is evicted.
 const WORK: usize = 200;
 
 #[test]

@@ -41,7 +41,11 @@ fn each_role_permits_its_methods_only() {
     assert_eq!(of("read"), [200, 403, 403, 403]);
     assert_eq!(of("operate"), [200, 409, 409, 403]);
     assert_eq!(of("admin"), [200, 409, 409, 409]);
-    assert_eq!(statuses(service.address(), &[]), [200, 401, 401, 401], "loopback reads");
+    assert_eq!(
+        statuses(service.address(), &[]),
+        [200, 401, 401, 401],
+        "without a token the role is `read`"
+    );
     let denied = send_as("read", service.address(), "POST", "/v1/flush", "{}").json();
     assert_eq!(denied["kind"], "denied");
     assert!(denied["message"].as_str().unwrap().contains("needs the role operate"), "{denied}");

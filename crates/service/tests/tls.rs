@@ -83,7 +83,10 @@ fn connections_are_encrypted_by_the_certificate() {
     assert_eq!((answer.status, &answer.json()["service"]["has_tls"]), (200, &true.into()));
     let elsewhere = tempfile::tempdir().unwrap();
     let other = issue(elsewhere.path());
-    assert!(get_tls(service.address(), &other.der, "/livez").is_none(), "another authority");
+    assert!(
+        get_tls(service.address(), &other.der, "/livez").is_none(),
+        "a client that trusts another certificate must fail"
+    );
     // A request that is not encrypted gets no answer, and does not disturb others.
     let mut plain = connect(service.address());
     plain.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -138,14 +141,14 @@ fn changed_certificate_and_tokens_are_used_without_restart() {
         send(address, "GET", "/v1/config", &[&host(address), &header], "").status
     };
     assert_eq!((status("old"), status("new")), (200, 401));
-    // A file that cannot be used changes nothing.
+    // A token file that other users can read is not used: the old token stays valid.
     replace(&file, &format!("operate {}", token("new")), 0o644);
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!((status("old"), status("new")), (200, 401));
     set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     while status("new") != 200 {
-        assert!(Instant::now() < until, "the new token is not known");
+        assert!(Instant::now() < until, "the new token is not accepted");
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(status("old"), 401);

@@ -446,7 +446,8 @@ mod tests {
     fn long_prompts_gain_more_than_short_ones() {
         let mut gate = Gate::default();
         for _ in 0..40 {
-            // The model's costs are 20 us per token and 10 ns per pair.
+            // The recorded prefills cost 20 us per token, and 10 ns per pair of a token and a token
+            // before it.
             for (before, tokens) in [(0, 500), (8_000, 500), (0, 4_000), (30_000, 1_000)] {
                 let pairs = PrefillModel::pairs(before as f64, tokens as f64);
                 let seconds = 20e-6 * tokens as f64 + 10e-9 * pairs;

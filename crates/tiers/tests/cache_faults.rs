@@ -113,8 +113,9 @@ fn unmounted_remote_costs_hits_and_is_counted() {
     assert!(!dir.path().join("not").exists());
 }
 
-/// The owner of the lowest local tier counts the gate's decisions, the calls of the remote, and its
-/// circuit breaker, also after the cache ended.
+/// The owner of the lowest local tier counts the gate's decisions, the calls of the remote, and the
+/// openings and open time of its circuit breaker. The counts
+/// remain after the cache ended.
 #[test]
 fn owner_counts_gate_remote_and_breaker() {
     let prompt = keys(1, 0, 40);
@@ -165,7 +166,7 @@ fn owner_counts_gate_remote_and_breaker() {
     let open = count("remote_breaker_open_micros");
     std::thread::sleep(Duration::from_millis(20));
     let more = count("remote_breaker_open_micros") - open;
-    assert!(more >= 20_000, "an open breaker must be counted without calls: {more}");
+    assert!(more >= 20_000, "the open time must grow without calls: by {more} us");
     let opened = cache.stats().unwrap();
     drop(cache);
     let calls = opened.tiers[2].remote.clone().unwrap();
@@ -182,7 +183,8 @@ fn prefetch_delivers_pages_before_a_truncated_object() {
     remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    // The probe finds all objects, and later reads return half of the bytes.
+    // The probe finds all objects. After the first pages were fetched, reads return half of the
+    // bytes.
     let remote_now = Arc::clone(&remote);
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     until("pages are fetched", || cache.stats().unwrap().prefetch.pages > 0);
@@ -206,7 +208,7 @@ fn lookup_waits_briefly_for_hanging_remote() {
     let find = || cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!(find().readiness, Readiness::Querying);
     until("the lookup is ready", || find().readiness == Readiness::Ready);
-    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the query of the remote has failed");
+    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "a hanging query must not fail");
     remote.set_fault(BackendFault::None);
 }
 

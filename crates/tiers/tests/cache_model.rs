@@ -11,8 +11,9 @@ use proptest::prelude::*;
 const PROMPTS: [(u8, usize, usize); 4] = [(0, 0, 30), (1, 10, 40), (2, 25, 33), (3, 0, 12)];
 
 /// A step of the test. The first number of `Put`, `Find`, `Get` and `Cancel` is the index of a
-/// prompt. The other two numbers of `Put` and `Get` are the two ends of a range of its pages. The
-/// second number of `Find` is a number of its leading pages.
+/// prompt. The other two numbers of `Put` and `Get` are the two ends of a range of its pages.
+/// `Find` looks up at most its second number of leading pages, and reads the found pages. `Cancel`
+/// looks up the prompt once, and cancels the prefetches and promotions that this lookup began.
 #[derive(Clone, Debug)]
 enum Step {
     Put(usize, usize, usize),

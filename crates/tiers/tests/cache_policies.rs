@@ -170,7 +170,7 @@ fn spilled_pages_go_to_the_next_tier() {
         assert_eq!(put(&cache, &prompt[..40], 0), 40);
         let found = find(&cache, &prompt[..40]);
         assert_eq!(found.local, 40);
-        assert!(put(&cache, &prompt, 40) < 160, "the first tier has space for all pages");
+        assert!(put(&cache, &prompt, 40) < 160, "the first tier must lack space for some pages");
         cache.flush().unwrap();
         cache.flush().unwrap();
         release(&cache, &found);
@@ -205,7 +205,8 @@ fn spilled_pages_go_to_the_remote() {
 fn writes_of_unchained_pages_are_not_merged() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 4), &format!("{} rate=4MB", disk(&dir, 64))]);
-    // The host tier is full and stays full, and the disk is busy for a second.
+    // The host tier is full, and `begin_read` leases its pages, so it stays full. At its rate, the
+    // disk is busy with these pages for a second.
     let full = keys(1, 0, 200);
     let taken = put(&cache, &full, 0);
     assert!(taken < 200);

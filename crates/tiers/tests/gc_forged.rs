@@ -49,7 +49,7 @@ fn gc_of_20000_circular_headers_ends_within_10_s() {
     let begun = Instant::now();
     collect(&backend, &options, None, &mut |_| {}).unwrap();
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(10), "20,000 objects took {took:?}");
+    assert!(took < Duration::from_secs(10), "gc of 20,000 objects took {took:?}");
 }
 
 /// A backend that lists each object with the time of writing that the test sets for the object.

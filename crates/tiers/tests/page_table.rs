@@ -27,10 +27,11 @@ fn prompts() -> Vec<Vec<PageHash>> {
 }
 
 /// A step of the test. `Claim`, `Lock` and `Forget` hold the index of a prompt and the two ends of
-/// a range of its pages, `Walk` the index of a prompt and a number of its leading pages, `Evict` a
-/// number of pages. `MarkPresent` ends a claim in progress; its flag says whether the transfer
-/// arrived. `Unlock` ends a lock in progress. The number of `MarkPresent` and `Unlock` selects the
-/// claim or lock: it is the index in the list of them, modulo the length of the list.
+/// a range of its pages, `Walk` the index of a prompt and a number of its leading pages, `Evict`
+/// the number of pages to evict. `MarkPresent` ends a claim: if its flag is false, the transfer
+/// failed, and the claim is abandoned. `Unlock` ends a lock. The number of `MarkPresent` and
+/// `Unlock` selects the claim or lock: it is the index in the model's list, modulo the length of
+/// the list.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Claim(Tier, usize, usize, usize),
@@ -200,7 +201,7 @@ impl Model {
                 assert_eq!(
                     next.unwrap_or_default().residences,
                     [Residence::None; 4],
-                    "the walk stopped early"
+                    "the walk must end before a page on no tier"
                 );
             }
         }

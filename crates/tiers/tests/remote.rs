@@ -302,8 +302,8 @@ impl Backend for Aged {
     }
 }
 
-/// Makes objects of eight pages each: a prompt, a continuation of its first 16 pages that was
-/// written much later, and another prompt.
+/// Makes objects of eight pages each: the first prompt, the second prompt, which continues the
+/// first 16 pages of the first prompt and is written 8,000 s after it, and the third prompt.
 fn aged() -> (Arc<Aged>, [Vec<Vec<u8>>; 3]) {
     let backend = Arc::new(Aged::default());
     let prompts = [keys(1, 32, 32), keys(2, 16, 32), keys(3, 0, 16)];

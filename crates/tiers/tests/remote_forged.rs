@@ -96,8 +96,9 @@ fn get(tier: &RemoteTier, scope: &ScopeId, range: Range<usize>) -> usize {
 struct ParsedObject {
     object: Vec<u8>,
     header: RunHeader,
-    /// Offsets of the run header and the pages.
+    /// Offset of the run header in the object.
     at: usize,
+    /// Offset of the first page in the object.
     begin: usize,
 }
 

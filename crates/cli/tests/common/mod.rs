@@ -51,7 +51,7 @@ pub fn keys() -> Vec<[u8; 16]> {
 pub fn open_filled(dir: &Path) -> Arc<Node> {
     let node = ritornello_node::open(&options(dir)).unwrap();
     let keys = keys();
-    // Each call of eight pages makes one run, so the store has three runs.
+    // Each put of eight pages makes one run, so the store has three runs.
     for first in (0..PAGES).step_by(8) {
         let pages: Vec<Vec<u8>> = (first..first + 8).map(|page| vec![page as u8; PAGE]).collect();
         let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();

@@ -66,7 +66,8 @@ pub fn put(store: &Store, name: u64, pages: usize) -> Result<Outcome> {
     store.put_batch(&scope(), &refs(&keys), &source, &PutOptions::default(), &Control::default())
 }
 
-/// Gets pages, and panics on wrong bytes. Returns the number of leading pages read.
+/// Gets the leading `pages` pages of the sequence `name`, and panics on wrong bytes. Returns the
+/// number of leading pages read.
 pub fn get(store: &Store, name: u64, pages: usize) -> Result<usize> {
     let keys = keys(name, pages);
     let mut bytes = vec![vec![0xEE; PAGE as usize]; pages];
@@ -84,7 +85,8 @@ pub fn probe(store: &Store, name: u64, pages: usize) -> Result<usize> {
     store.probe(&scope(), &refs(&keys(name, pages)))
 }
 
-/// Looks up pages, and records the decision to load the found pages for the request `id`.
+/// Looks up pages, and records for the request `id` the decision to load the found pages, or a miss
+/// if no page is found.
 pub fn decide(store: &Store, id: &str, name: u64, pages: usize) {
     let keys = keys(name, pages);
     let found = store.probe(&scope(), &refs(&keys)).unwrap() as u32;
@@ -93,7 +95,7 @@ pub fn decide(store: &Store, id: &str, name: u64, pages: usize) {
     store.note_decision(Decision { found, loaded: found, ..decision });
 }
 
-/// Waits until `done` returns true; fails after 30 seconds.
+/// Waits until `done` returns true, the state that `what` names; fails after 30 seconds.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(30);
     while !done() {
@@ -252,7 +254,8 @@ pub fn serve_as_helper() {
     }
 }
 
-/// Puts and flushes `count` sequences, prints each flushed sequence's name, and then idles.
+/// Puts and flushes `count` sequences with the names `first`, `first + 1` and so on. Prints the
+/// name of each flushed sequence, and idles after the last sequence.
 fn work(store: &Store, first: u64, pages: usize, count: u64) -> ! {
     for name in first..first + count {
         match put(store, name, pages) {

@@ -51,6 +51,8 @@ impl Proxy {
         Self::with(server, true)
     }
 
+    /// Starts a proxy before the server at the port `server`. `gcs`: the server is fake-gcs-server,
+    /// and the proxy fills its gaps.
     fn with(server: u16, gcs: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -84,7 +84,7 @@ impl Owner {
             }
             line.clear();
         }
-        panic!("the owner ended early")
+        panic!("the owner ended before it printed `{begin}`")
     }
 
     pub fn pid(&self) -> u32 {

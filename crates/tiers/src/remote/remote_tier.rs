@@ -191,8 +191,8 @@ impl RemoteTier {
     /// skipped. Objects that are not written by `deadline` are dropped, and their pages count as
     /// [`RemoteStats::pages_dropped`]. A failed write in a chained scope, and four consecutive
     /// failed writes in an unchained scope, drop all objects whose write has not begun: in a
-    /// chained scope a read stops at the missing object before them. Returns the number of pages of `have`
-    /// that the remote now has, up to the first missing object.
+    /// chained scope a read stops at the missing object before them. Returns the number of pages of
+    /// `have` that the remote now has, up to the first missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or pages of different lengths; `Retry` while the key file
@@ -290,8 +290,8 @@ impl RemoteTier {
         self.finder.missing(prompt, from, deadline)
     }
 
-    /// Records the outcome of writing the object of `span`, of `bytes` bytes. Returns whether it was
-    /// written.
+    /// Records the outcome of writing the object of `span`, of `bytes` bytes. Returns whether it
+    /// was written.
     fn written(
         &self,
         span: &Range<usize>,
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(fixture.get(), 0);
         assert_eq!(fixture.probe(), 0);
         fixture.expire_missing(&name);
-        assert_eq!(fixture.probe(), 0, "the lost object must be queried separately");
+        assert_eq!(fixture.probe(), 0, "a probe must query the lost object itself");
         fixture.backend.set(&name, &value).unwrap();
         fixture.expire_missing(&name);
         assert_eq!((fixture.probe(), fixture.get()), (72, 72));
