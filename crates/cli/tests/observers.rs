@@ -145,7 +145,7 @@ fn owner_starts_while_stat_reads_store() {
     let mut served = Served::start(dir.path(), &[]);
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        assert!(Instant::now() < deadline, "no owner was seen");
+        assert!(Instant::now() < deadline, "`stat` found no owner in 60 s");
         let answer = ritornello(&["stat", text(dir.path()), "--json"]);
         // On a busy machine the owner may take longer to start than the command waits.
         if answer.code == 2 {

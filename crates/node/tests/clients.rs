@@ -26,6 +26,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             let ttl = Duration::from_millis(millis.parse().unwrap());
             node.store().lease(&scope(), &refs(&keys(1, 10)), ttl).unwrap().pages.to_string()
         }
+        // Takes leases until the owner refuses a lease. Answers their number and the error.
         ["hoard"] => {
             let keys = keys(1, 1);
             let lease = || node.store().lease(&scope(), &refs(&keys), Duration::from_secs(600));

@@ -336,7 +336,9 @@ fn store_is_not_reopened_while_all_volumes_fail_writes() {
     let before = writes.failed.load(Ordering::Relaxed);
     // Each attempt to reopen the store fails to write the markers of both volumes, so four failures
     // are two attempts.
-    eventually("two attempts failed", || writes.failed.load(Ordering::Relaxed) >= before + 4);
+    eventually("two attempts to reopen failed", || {
+        writes.failed.load(Ordering::Relaxed) >= before + 4
+    });
     assert_eq!((sequences_read(&node), stats(&node).owner_epoch), (8, 1));
     writes.fail(&[], 0);
     eventually("the store is reopened", || reopened(&node));

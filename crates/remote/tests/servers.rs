@@ -301,7 +301,7 @@ fn forged_object_is_rejected_and_rewritten() {
     assert_eq!(put(&keyed().tier(), &all, long_deadline()), PAGES);
     assert_eq!(probe(&open(&address).unwrap().tier(), &all, long_deadline()).unwrap(), 0);
 
-    // The objects of the prompt have 64, 64, 16, 4 and 2 pages: forge the third.
+    // The objects of the prompt have 64, 64, 16, 4 and 2 pages: forge the object of 16.
     let backend = open(&address).unwrap().backend;
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     let name = &inventory.objects.iter().find(|object| object.pages == 16).unwrap().name;

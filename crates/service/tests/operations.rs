@@ -281,7 +281,7 @@ fn scope_is_configured_and_dropped() {
     let service = operating(&[node]);
     let address = service.address();
     let found = |id: &str| {
-        // Answers may be a second old.
+        // Answers may be a second old: wait, so that the answer has the last change.
         std::thread::sleep(Duration::from_millis(1100));
         let scopes = get(address, "/v1/scopes").json()["stores"][0]["scopes"].clone();
         scopes.as_array().unwrap().iter().find(|scope| scope["id"] == id).cloned()

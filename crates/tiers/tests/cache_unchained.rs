@@ -153,6 +153,7 @@ fn damaged_object_costs_only_its_page() {
     }
     let mut pages = objects(far.path());
     pages.retain(|path| path.to_str().unwrap().ends_with(".1"));
+    // Flip a bit in each of two objects, and truncate the first object by 100 bytes.
     for (path, cut) in [(&pages[0], 100), (&pages[1], 0)] {
         let mut bytes = fs::read(path).unwrap();
         let end = bytes.len() - cut;

@@ -48,7 +48,7 @@ fn put(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, have: Range<usize>) ->
     tier.put(&prompt, have, |at| &pages[at], soon()).unwrap()
 }
 
-/// Reads pages and checks their bytes. Returns how many were read.
+/// Reads pages of `bytes` bytes and checks them. Returns how many pages were read.
 fn get(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, range: Range<usize>) -> usize {
     let refs = refs(keys);
     let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, chained: true, keys: &refs };
@@ -152,7 +152,7 @@ fn faults_cost_hits_and_deliver_no_wrong_byte() {
         let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
         assert_eq!(put(&writer, &all, 64 << 10, 0..100), 100);
         let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-        // Find the pages before the fault begins, so that the tier then attempts to read them.
+        // Find the pages before the fault begins, so that gets during the fault try to read them.
         assert_eq!(probe(&tier, &all, 64 << 10), 100);
         backend.fail(fault);
         let refs = refs(&all);
@@ -345,7 +345,7 @@ fn budget_removes_ends_first_outside_grace() {
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
-    assert_eq!(present(&backend, &first), 24, "the last object of the prompt must be removed");
+    assert_eq!(present(&backend, &first), 24, "the first prompt must lose its last object");
     // The budget removes three more objects: the remaining object that only the first prompt uses,
     // and both objects of the third prompt.
     let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };

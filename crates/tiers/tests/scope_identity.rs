@@ -14,6 +14,7 @@ use std::time::Duration;
 
 const PAGES: usize = 128;
 
+/// Returns the scope of the test's model, with `change` applied.
 fn arranged(change: impl FnOnce(&mut Scope)) -> Arc<Scope> {
     let mut scope = Scope {
         dtype: "bfloat16".to_owned(),

@@ -15,7 +15,7 @@ pub enum ProxyFault {
     Nothing,
     /// The proxy answers every request with this status.
     Status(u16),
-    /// Answers are delayed.
+    /// Each answer is delayed by this time.
     Slow(Duration),
     /// Half of the body is sent, then the connection is closed.
     Cut,
