@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// Maximum messages to one store, because scopes and leases accumulate in it.
+/// Number of messages after which a new store replaces the store, in which scopes and leases have
+/// accumulated.
 const REQUESTS_MAX: u32 = 2000;
 
 thread_local! {

@@ -20,6 +20,7 @@ use std::io::Write;
 
 pub struct Target {
     pub name: &'static str,
+    /// Valid inputs. The fuzzer changes copies of them.
     pub seeds: Vec<Vec<u8>>,
     /// Recomputes lengths and checksums of a changed input. [`keep`] recomputes none.
     pub seal: fn(&mut Vec<u8>),

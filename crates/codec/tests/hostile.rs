@@ -129,6 +129,7 @@ proptest! {
         plausible in any::<bool>(),
     ) {
         let mut frame = vec![];
+        // A plausible frame has a valid head: version, number format, two zero bytes, and length.
         if plausible {
             frame.extend([1, noise.first().map_or(0, |byte| byte & 1), 0, 0]);
             frame.extend(bytes.to_le_bytes());

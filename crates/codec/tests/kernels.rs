@@ -9,10 +9,10 @@ mod common;
 use common::{Random, numbers};
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
-/// Encodes with every kernel, compares the frames, and decodes them with every kernel. Checks that
-/// each kernel refuses a frame that lists one escape fewer than its codes need. An escape is an
-/// exponent outside the codebook or window; byte `escapes` of a frame is the low byte of the number
-/// of escapes.
+/// Encodes with every kernel, compares the frames, and decodes them with every kernel. `kind`
+/// is the kind of block that the frames must begin with. Checks that each kernel refuses a frame
+/// that lists one escape fewer than its codes need. An escape is an exponent outside the codebook
+/// or window; byte `escapes` of a frame is the low byte of the number of escapes.
 fn check(input: &[u8], kind: u8, escapes: usize) {
     let shape = SliceShape { dtype: Dtype::Bf16, kind: SliceKind::Opaque };
     let mut frames = Vec::new();

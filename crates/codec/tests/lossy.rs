@@ -183,8 +183,8 @@ fn opaque_or_wrong_shapes_are_refused() {
 }
 
 proptest! {
-    /// For arbitrary bytes, all kernels agree and none panics. Normally distributed numbers stay
-    /// within the bound of `check_bounds`.
+    /// For arbitrary bytes (`wild`), all kernels agree and none panics. Normally distributed
+    /// numbers stay within the bound of `check_bounds`.
     #[test]
     fn kernels_agree_on_any_matrix_and_normal_numbers_stay_within_bounds(
         tokens in 1u32..70,

@@ -51,7 +51,8 @@ fn main() -> ritornello_format::Result<()> {
                 // accesses them.
                 let time = best(|| unsafe { run_kernel(&launch) });
                 println!(
-                    "{piece:6} bytes, words of {:2}, {direction:?}: {:.1} GB/s, {:.2} of memcpy",
+                    "pieces of {piece:6} bytes, words of {:2} bytes, {direction:?}: {:.1} GB/s, \
+                     {:.2} of memcpy",
                     word.bytes(),
                     BYTES as f64 / time / 1e9,
                     copy / time

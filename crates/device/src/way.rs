@@ -157,7 +157,7 @@ mod tests {
             assert_eq!(ways.of(Direction::Scatter, pieces), way, "{pieces}");
         }
         assert_eq!(ways.of(Direction::Scatter, 100_000), Way::Copies);
-        // The other direction has no measurement: the length of pieces decides.
+        // Gathers were not measured: the length of pieces decides.
         assert_eq!(ways.of(Direction::Gather, 64), Way::Copies);
     }
 

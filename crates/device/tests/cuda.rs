@@ -306,7 +306,7 @@ fn move_whose_end_the_driver_refuses_to_mark_stays_in_flight() {
         // SAFETY: nothing else accesses the memory.
         let ticket = unsafe { device.submit(&table, 0..8192, None, None) }.unwrap();
         let refused = Instant::now() + Duration::from_millis(1300);
-        assert!(!ticket.wait(refused).unwrap(), "copies may be in flight");
+        assert!(!ticket.wait(refused).unwrap(), "a move with copies in flight was reported");
         assert!(device.is_broken());
         fake.break_part("");
         assert!(ticket.wait(Instant::now() + Duration::from_secs(30)).unwrap());
@@ -326,7 +326,7 @@ fn move_is_reported_when_every_query_fails_for_seconds() {
         // SAFETY: nothing else accesses the memory.
         let ticket = unsafe { device.submit(&table, 0..8192, None, None) }.unwrap();
         let early = Instant::now() + Duration::from_secs(1);
-        assert!(!ticket.wait(early).unwrap(), "copies may be in flight");
+        assert!(!ticket.wait(early).unwrap(), "a move with copies in flight was reported");
         if repaired {
             fake.break_part("");
         }

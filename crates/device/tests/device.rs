@@ -283,7 +283,7 @@ fn fence_keeps_a_late_load_from_recomputed_blocks() {
 }
 
 /// Whether a save contains the bytes that an engine's kernel computes before it, if the kernel is
-/// late.
+/// late. If `is_marked`, the save waits for a mark behind the kernel.
 fn save_is_complete(is_marked: bool) -> bool {
     let rig = Rig::new(&small(), KERNEL);
     let slots = rig.slots(1, 0x11);
@@ -354,7 +354,7 @@ fn load_whose_end_cannot_be_marked_at_first_ends_after_its_copies() {
         rig.emulated.faults().refuse_records(20);
         let ticket = rig.submit(&rig.table(&slots, &[2], Direction::Scatter), rig.whole());
         let in_flight = Instant::now() + Duration::from_millis(100);
-        assert!(!ticket.wait(in_flight).unwrap(), "the load is reported before its copies");
+        assert!(!ticket.wait(in_flight).unwrap(), "the load was reported before its copies ended");
         rig.emulated.faults().release_moves();
         assert!(ticket.wait(soon()).unwrap());
         // SAFETY: the load is complete.

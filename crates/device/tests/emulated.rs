@@ -9,7 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Queues work that appends `name` to `log` after `delay`.
+/// Queues work that appends `name` to `log` after `delay` milliseconds.
 fn log(emulated: &Emulated, stream: RawStream, log: &Arc<Mutex<String>>, name: char, delay: u64) {
     let log = Arc::clone(log);
     let append = move || {
@@ -64,7 +64,7 @@ fn event_marks_the_latest_record() {
         finish(&emulated, b);
         emulated.record(event, a).unwrap();
         let release = hold(&emulated, a);
-        // This wait is for the first record, whose work is not held.
+        // This wait is for the first record of the event, which is before the held work.
         emulated.wait(b, event).unwrap();
         emulated.record(event, a).unwrap();
         finish(&emulated, b);

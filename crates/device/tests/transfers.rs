@@ -205,7 +205,7 @@ fn assert_no_copy_after_the_report(
     let loaded = std::thread::scope(|scope| {
         let load = scope.spawn(|| rig.load(blocks, control, &read));
         while !is_stopped.load(Ordering::Acquire) {
-            assert!(!load.is_finished(), "the load must be stopped");
+            assert!(!load.is_finished(), "the load ended before `stop` was called");
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(time);
@@ -320,7 +320,7 @@ fn load_waits_for_earlier_work_of_the_engine() {
             unsafe { rig.device.load(&rig.pool, &[0], Some(after), &Control::default(), &read_all) }
         });
         std::thread::sleep(Duration::from_millis(50));
-        assert!(!load.is_finished(), "the load must wait");
+        assert!(!load.is_finished(), "the load must wait for the step in flight");
         release.send(()).unwrap();
         load.join().unwrap()
     });

@@ -66,7 +66,7 @@ mod tests {
 
     const MAGIC: &[u8; 8] = b"RTRNTEST";
 
-    /// A record with this version and these features, and a valid checksum.
+    /// A file with the given version and features, and a valid checksum.
     fn record(version: u32, features: u32) -> Vec<u8> {
         let mut writer = Writer::new();
         writer.raw(MAGIC).u32(version).u32(features).blob(b"body");

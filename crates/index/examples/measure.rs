@@ -4,7 +4,8 @@
 //! `cargo run --release -p ritornello-index --example measure -- [PAGES] [RUN_PAGES]`
 //!
 //! PAGES is the number of pages (default 1,000,000), RUN_PAGES the number of pages per run, 1 to
-//! 65,535 (default 32).
+//! 65,535 (default 32). Warm probes are all of the same chain; each cold probe is of a
+//! pseudo-random chain.
 
 use ritornello_format::{PageHash, PageHashes, Result, ScopedKeys};
 use ritornello_index::synthetic::{SLOT, Shape, mix};
@@ -19,6 +20,7 @@ fn resident() -> u64 {
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
+/// Returns the sample at rank `of` (0 to 1), divided by 1,000.
 fn percentile(samples: &mut [u64], of: f64) -> f64 {
     samples.sort_unstable();
     samples[((samples.len() - 1) as f64 * of) as usize] as f64 / 1000.0
@@ -120,7 +122,7 @@ fn main() -> Result<()> {
             last = Some(open()?);
             millis.push(started.elapsed().as_micros() as u64);
         }
-        println!("reopen from {what} {:.1} ms", percentile(&mut millis, 0.5));
+        println!("reopen from {what}, median {:.1} ms", percentile(&mut millis, 0.5));
         last.ok_or_else(|| ritornello_format::Error::miss("the index was not opened"))
     };
     let index = reopen(index, "journal")?;

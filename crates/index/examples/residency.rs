@@ -84,12 +84,13 @@ fn measure(
          {run_pages} pages"
     );
     println!(
-        "  put, synced: {:.0}k pages/s, {:.0}k events/s",
+        "  put, synced: {:.0}k pairs/s, {:.0}k events/s",
         entries as f64 / seconds / 1e3,
         puts as f64 / seconds / 1e3
     );
     println!(
-        "  bytes per page: {:.1} resident, {:.1} counted, {:.1} on disk; {} sets of holders",
+        "  bytes per page: {:.1} resident, {:.1} counted by the index, {:.1} on disk; {} sets of \
+         holders",
         taken as f64 / pages as f64,
         stats.memory_bytes as f64 / pages as f64,
         stats.disk_bytes as f64 / pages as f64,
@@ -115,7 +116,7 @@ fn measure(
         }
     }
     println!(
-        "  remove_block: {:.0}k/s",
+        "  remove_blocks of single pages: {:.0}k/s",
         f64::from(removed) / started.elapsed().as_secs_f64() / 1e3
     );
     let started = Instant::now();

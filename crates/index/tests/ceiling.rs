@@ -73,7 +73,7 @@ impl Filled {
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
                     assert!(error.to_string().contains("memory ceiling"), "{error}");
-                    assert!(!room, "has_memory_for agrees with insert");
+                    assert!(!room, "insert refused a run for which has_memory_for found room");
                     self.refused += 1;
                     return false;
                 }
@@ -135,7 +135,7 @@ fn only_puts_are_refused_at_the_ceiling() {
     for _ in 0..4 {
         full.evict(single / 16);
         let again = full.fill(1);
-        assert!(again + 1024 >= single / 16, "{again} of {}", single / 16);
+        assert!(again + 1024 >= single / 16, "{again} puts after {} removals", single / 16);
     }
     // The memory of removed short runs can be used for long runs.
     let mut long = 0;
@@ -144,8 +144,8 @@ fn only_puts_are_refused_at_the_ceiling() {
         long += full.fill(100);
     }
     let pages = full.index.stats().pages;
-    assert!(pages > 20 * single as u64 / 16, "only {pages} pages, and {long} puts of long runs");
-    assert_eq!(full.index.probe(SCOPE, &[present]), 0, "the oldest run was removed first");
+    assert!(pages > 20 * single as u64 / 16, "only {pages} pages after {long} puts of long runs");
+    assert_eq!(full.index.probe(SCOPE, &[present]), 0, "the first fill must be removed");
     // An index whose contents exceed its ceiling still opens, and refuses puts.
     full.index.sync().unwrap();
     let kept = full.index.stats();

@@ -68,7 +68,7 @@ fn check_crashes(recorder: &Recorder, past: &[Moment], what: &dyn Debug) {
         let index = open(&disk);
         assert!(!index.recovered().damaged);
         let now = shape(&contents(&*index));
-        assert!(past.contains(&now), "after {what:?}: {now:#?} of {past:#?}");
+        assert!(past.contains(&now), "after {what:?}: {now:#?} is none of {past:#?}");
         index.sync().unwrap();
         index.checkpoint().unwrap();
         drop(index);
@@ -163,7 +163,7 @@ proptest! {
                 file.set_len((file.length().unwrap() as f64 * cut) as u64).unwrap();
                 file.sync_data().unwrap();
                 let left = shape(&contents(&*open(&disk)));
-                prop_assert!(past.contains(&left), "{name:?} cut: {left:#?} of {past:#?}");
+                prop_assert!(past.contains(&left), "{name:?} cut: {left:#?} is none of {past:#?}");
             }
         }
     }
@@ -207,8 +207,8 @@ fn records_become_durable_after_their_data() {
             index.checkpoint_after(&sync_data).unwrap();
         }
         check();
-        assert!(synced_data.get() > round, "every round syncs data");
+        assert!(synced_data.get() > round, "each sync and checkpoint must sync data first");
     }
     let newest = contents(&*open(&recorder.disk.crash(1))).into_keys().next_back();
-    assert_eq!(newest, Some(synced_data.get()), "the synced data is durable");
+    assert_eq!(newest, Some(synced_data.get()), "the newest run with synced data must be durable");
 }

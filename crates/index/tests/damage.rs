@@ -16,6 +16,10 @@ use ritornello_medium::{Access, Medium, SimDisk};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+/// A change of files. `file` and `other` are numbers of files, modulo the number of all files; `at`
+/// and `to` are positions in these two files, as fractions of their lengths. `Noise` overwrites all
+/// bytes from `at` to the end of the file. `Swap` exchanges up to `bytes` bytes of the two files.
+/// `Replace` overwrites `file` with the contents of `other`. `Extend` appends zeroes.
 #[derive(Clone, Debug)]
 enum Damage {
     Flip { file: u8, at: f64, bit: u8 },
@@ -171,7 +175,7 @@ proptest! {
         let recovered = contents(&*index);
         index.sync().unwrap();
         let again = open(&disk.crash(1));
-        assert!(!again.recovered().damaged, "the files were rewritten");
+        assert!(!again.recovered().damaged, "the first open must repair the files");
         assert_eq!(contents(&*again), recovered);
         again.checkpoint().unwrap();
         assert_eq!(contents(&*open(&disk.crash(2))), recovered);

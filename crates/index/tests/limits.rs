@@ -51,7 +51,7 @@ fn failed_write_or_sync_poisons_the_index() {
         let (run, _) = index.locate(SCOPE, page(1, 0)).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
         let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-        assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "synced runs exist");
+        assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "a synced run must be found");
     }
 }
 
@@ -188,7 +188,7 @@ fn files_stay_within_their_budget() {
             assert_eq!((stats.files, stats.disk_bytes), (files as u64, bytes));
         }
     }
-    assert!(most > 1500, "the budget is not used up: at most {most} runs of four pages");
+    assert!(most > 1500, "the budget is not used up: the index held at most {most} runs");
     index.sync().unwrap();
     let stats = index.stats();
     drop(index);

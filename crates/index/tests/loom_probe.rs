@@ -58,7 +58,7 @@ fn run_becomes_visible_as_a_whole() {
         let found = probe(&index, &keys);
         assert!(found == 2 || found == 6, "{found} of 6");
         let exists = index.exists(SCOPE, &&keys[4..6]);
-        assert!(found == 2 || exists == [true, true], "each page of the prefix is found");
+        assert!(found == 2 || exists == [true, true], "pages that a probe has found must exist");
         writer.join().unwrap();
         assert_eq!(probe(&index, &keys), 6);
     });
@@ -84,7 +84,7 @@ fn cut_removes_leaves_before_parents() {
         let exists = index.exists(SCOPE, &[keys[3], keys[2]]);
         assert!(!exists[0] || exists[1], "found a page without the page before it");
         let again = probe(&index, &keys);
-        assert!(again <= found, "{again} after {found}");
+        assert!(again <= found, "a second probe found {again} pages, the first {found}");
         writer.join().unwrap();
         assert_eq!(probe(&index, &keys), 1);
         assert_eq!(index.locate(SCOPE, keys[2]), None);

@@ -25,8 +25,12 @@ const WORKERS: u32 = 4;
 const CHAINS: u64 = 4;
 const PAGES: usize = 48;
 
+/// A random operation. The pages of an event are up to `count` pages of a chain, beginning with
+/// page `first`.
 #[derive(Clone, Debug)]
 enum Event {
+    /// Calls [`Residency::put`]. If `parent` is true and `first` is not zero, the call names the
+    /// page before the first page.
     Stored {
         scope: u32,
         worker: u32,
@@ -36,6 +40,7 @@ enum Event {
         count: usize,
         parent: bool,
     },
+    /// Calls [`Residency::remove_blocks`].
     Removed {
         scope: u32,
         worker: u32,
@@ -48,6 +53,7 @@ enum Event {
     ClearedScope(u32),
     Sync,
     Maintain,
+    /// Syncs the index. A test that compares the index with `memory` also opens it again.
     Reopen,
 }
 
@@ -210,7 +216,7 @@ proptest! {
         let index = open(&left);
         prop_assert!(!index.recovered().damaged);
         let now = contents(&index);
-        prop_assert!(past.contains(&now), "{now:#?} of {past:#?}");
+        prop_assert!(past.contains(&now), "{now:#?} is none of {past:#?}");
         apply(&index, &Event::ClearedWorker(0));
         index.sync().unwrap();
         let now = contents(&index);
@@ -252,7 +258,7 @@ proptest! {
         }
         file.sync_data().unwrap();
         let now = contents(&open(&disk));
-        prop_assert!(past.contains(&now), "{now:#?} of {past:#?}");
+        prop_assert!(past.contains(&now), "{now:#?} is none of {past:#?}");
         prop_assert_eq!(contents(&open(&disk)), now);
     }
 }
@@ -433,7 +439,7 @@ fn run_refuses_puts_only_at_its_limits() {
     // The index removes cleared pages when it needs room for new pages.
     index.clear_scope(ScopeSlot(0));
     let (again, _) = fill(1);
-    assert!(again > puts / 2, "{again} after {puts}");
+    assert!(again > puts / 2, "{again} puts into cleared memory, {puts} into new memory");
     (0..3).for_each(|worker| index.clear_worker(Worker(worker)));
     index.maintain().unwrap();
     let stats = index.stats();

@@ -23,6 +23,7 @@ const PAGES: u64 = 60;
 
 type Contents = BTreeMap<u64, Content>;
 
+/// Opens the index. `clean` says whether the previous owner closed it without a failed sync.
 fn try_open(medium: impl Medium + 'static, clean: bool) -> Result<RunIndex, Error> {
     let options = RunOptions { clean, checkpoint_write_bytes: 2048, ..RunOptions::default() };
     RunIndex::open(Arc::new(medium), Path::new(DIR), options)
@@ -63,7 +64,8 @@ enum Failure {
 const FAILURES: [Failure; 2] = [Failure::Journal, Failure::Checkpoint];
 
 /// Returns a disk whose last owner ended after a failed sync, the contents that were durable before
-/// that sync, and the contents of the owner's index.
+/// that sync, and the contents of the owner's index. `seed` decides which sectors of the failed
+/// sync reach the disk.
 fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Contents) {
     let disk = SimDisk::new(1 << 24);
     let index = flushed(disk.clone());
@@ -116,7 +118,8 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
 
 /// Opens the index on `disk`, whose last owner did not close it cleanly. For each change that this
 /// opening makes to the disk, loses power after the change, opens the index again and calls `check`
-/// on the index.
+/// on the index. If `depth` is not zero, checks every seventh of the disks that are left in the
+/// same way, with `depth` - 1.
 fn check_power_losses(disk: &SimDisk, depth: u32, check: &dyn Fn(&RunIndex)) {
     let recorder = Recorder::over(disk.clone());
     drop(open(recorder.medium(), false));

@@ -9,7 +9,9 @@
 //! without it, the store chooses.
 //!
 //! Prints the rates of writing and reading runs, and the ratio of each to the rate of plain
-//! operations on one file of the same disk (`baseline`), measured in the same process.
+//! operations on one file of the same disk (`baseline`), measured in the same process. The lines
+//! `raw` are about the plain operations. The lines `fresh` are about the first writes to newly
+//! allocated blocks.
 #![allow(clippy::unwrap_used)]
 
 use ritornello_format::{Extent, KeyList, Place, RunHeader, ScopeId, SegmentId, units_of};
@@ -189,6 +191,6 @@ fn main() {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
-    println!("median: put {:.2} get {:.2}", median(ratios.0), median(ratios.1));
+    println!("median ratio: put {:.2} get {:.2}", median(ratios.0), median(ratios.1));
     println!("memcpy         {:.2} GiB/s", limit.memcpy().gib_s());
 }

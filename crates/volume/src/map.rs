@@ -287,7 +287,7 @@ mod tests {
         // The file is shorter than the map, so the kernel cannot provide its last pages.
         file.set_len(BYTES / 4).unwrap();
         let map = Map::new(&file, BYTES).unwrap().unwrap();
-        assert!(map.allocate_huge().is_err(), "an error, and no signal");
+        assert!(map.allocate_huge().is_err(), "no error for memory behind the file");
     }
 
     #[test]
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(map.file_bytes().unwrap(), BYTES);
         file.set_len(4096).unwrap();
         assert_eq!(map.file_bytes().unwrap(), 4096);
-        assert!(map.fault_in(2 << 20..3 << 20).is_err(), "an error, and no signal");
+        assert!(map.fault_in(2 << 20..3 << 20).is_err(), "no error for memory behind the file");
         Host.remove(&dir.path().join("seg-000000")).unwrap();
         assert_eq!(map.file_bytes().unwrap(), 0);
     }

@@ -116,7 +116,7 @@ fn read_of_a_replaced_run_misses() {
         let place = Place { header_checksum: old.place.header_checksum, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
         assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
-        // The disk lost the write of one page, or of half of it.
+        // The disk lost the write of page 1 of the new run, or of half of this page.
         corrupt_page(&rig, &new, 1, 0, |bytes| bytes.copy_from_slice(&stale), 8192);
         assert_eq!(verified(&new.check(&rig.segments)), [true, false, true]);
         new.write(&rig.segments);

@@ -56,7 +56,8 @@ fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     page
 }
 
-/// Writes a run of pages in `slices` slices each; a page is encoded if this makes it shorter.
+/// Writes a run of pages in `slices` slices each; a page is encoded if this makes it shorter. The
+/// extents are as in [`Run::new`].
 fn encoded_run(
     rig: &Rig,
     generation: u64,

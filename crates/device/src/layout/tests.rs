@@ -50,7 +50,7 @@ fn spans_that_share_bytes_or_alternate_unevenly_are_refused() {
         assert!(Layout::new(&spans, 10).is_ok(), "{spans:?}");
     }
     let shared = [
-        // The fourth pair shares no bytes: its spans alternate with different strides.
+        // The spans of the fourth list share no bytes, but alternate with different strides.
         vec![span(4096, 4096, 8192), span(4096, 4096, 8192)],
         vec![span(4096, 4096, 8192), span(8191, 4096, 8192)],
         vec![span(4096, 4096, 8192), span(8192, 4097, 8192)],

@@ -23,7 +23,7 @@ pub struct Shape {
     pub pieces: Vec<u32>,
     pub arrangement: Arrangement,
     pub blocks: u32,
-    /// Bytes between the blocks of a tensor that belong to no tensor.
+    /// Bytes after each block of a tensor, or of adjacent tensors, that belong to no tensor.
     pub gap: u64,
     /// Distance of the first tensor from an address that is a multiple of 4 KiB.
     pub shift: usize,

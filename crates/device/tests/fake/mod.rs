@@ -20,7 +20,8 @@ pub struct FakeCuda {
 
 impl FakeCuda {
     /// Loads the library with `part` broken: a name that `libcuda.cpp` passes to `is_broken`, such
-    /// as `NO_MODULE`; or `RECORD N`, with which `cuEventRecord` fails with the code N. If `part` is empty, no part is broken.
+    /// as `NO_MODULE`; or `RECORD N`, with which `cuEventRecord` fails with the code N. If `part`
+    /// is empty, no part is broken.
     pub fn new(part: &str) -> Self {
         let fake = Self::without(&[]);
         fake.break_part(part);

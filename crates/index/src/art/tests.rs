@@ -26,6 +26,8 @@ fn insert(
     index.insert(&NewRun { scope, chained, parent, pages, place: &place, recency: 1 })
 }
 
+/// A random operation on consecutive pages of a path, beginning with page `at`, or on the run that
+/// [`Pair::pick`] selects. A put with `attach` names the page before page `at` as its parent.
 #[derive(Clone, Debug)]
 enum Op {
     Put { scope: u32, path: u64, at: u64, count: u64, attach: bool },
@@ -202,7 +204,7 @@ fn insert_failing_midway_changes_nothing() {
         *index.tree.fail_after.lock() = Some(after);
         let error = insert(&index, 2, trunk.last().copied(), &more, 2).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-        assert!(error.to_string().contains("remove pages"), "the error has advice: {error}");
+        assert!(error.to_string().contains("remove pages"), "the error must give advice: {error}");
         assert_eq!(contents(&index), before);
         assert!(index.tree.scan(b"p").count() == 1, "only the chunk of the first run is left");
         assert_eq!(index.tree.scan(b"h").count(), 50);
@@ -261,7 +263,7 @@ fn crash_remains_of_a_long_run_are_removed() {
     drop(index);
     let index = open(dir.path());
     assert_eq!(index.recovered().leftover_keys, 8);
-    assert_eq!(index.recovered().dropped_runs, 1, "the child {behind:?} is dropped");
+    assert_eq!(index.recovered().dropped_runs, 1, "only the child {behind:?} is dropped");
     assert_eq!(contents(&index).len(), 1);
     assert_eq!(index.tree.scan(b"h").count(), 5);
     assert!(!index.tree.any(super::key::CHILDREN).unwrap());
@@ -366,7 +368,7 @@ fn damage_only_causes_misses_or_dropped_runs() {
         // If recovery reports no damage, only the newest unsynced changes may be missing.
         let runs = index.stats().runs;
         if index.recovered() == ArtRecovered::default() {
-            assert!(runs > 150, "only {runs} runs, without a report");
+            assert!(runs > 150, "only {runs} of 200 runs, but no damage is reported");
             assert_eq!(contents(&index).last_key_value().map(|(last, _)| *last), Some(runs));
         } else {
             lost += 1;

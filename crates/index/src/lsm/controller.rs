@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(decided[0].reason, Reason::Shift);
         assert!(decided[0].to.runs < decided[0].from.runs);
         assert!(decided[0].cost_to < decided[0].cost_from);
-        assert!(decided[0].mix.writes < 1e-9, "the mix has only the new workload");
+        assert!(decided[0].mix.writes < 1e-9, "the mix must have reads only");
     }
 
     #[test]

@@ -172,9 +172,9 @@ mod tests {
         }
     }
 
-    /// Replays the rules that the module `shape` gives RocksDB, with flushes of one unit each.
-    /// Returns the rewrites per unit and the mean number of runs while the tree grows, first as
-    /// replayed, then as predicted by the model.
+    /// Replays the rules that the module `shape` gives RocksDB, with flushes of equal length.
+    /// Returns the rewrites per entry and the mean number of sorted runs while the tree grows:
+    /// first as replayed, then as predicted by the model.
     fn replay(setting: Setting, flushes: u32) -> [(f64, f64); 2] {
         let width = setting.runs as usize + 1;
         let widest = if setting.runs == 1 { usize::MAX } else { width };
@@ -232,8 +232,11 @@ mod tests {
             for flushes in [100, 300] {
                 let [(written, seen), (foreseen, expected)] = replay(setting, flushes);
                 let off = |is: f64, said: f64| (is / said).ln().abs();
-                assert!(off(written, foreseen) < 0.5, "{setting:?}: {written} for {foreseen}");
-                assert!(off(seen, expected) < 0.5, "{setting:?}: {seen} for {expected}");
+                assert!(
+                    off(written, foreseen) < 0.5,
+                    "{setting:?}: {written} rewrites, not {foreseen}"
+                );
+                assert!(off(seen, expected) < 0.5, "{setting:?}: {seen} runs, not {expected}");
             }
         }
     }

@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(sets.holders(both), sets.holders(one));
         assert_eq!((sets.refresh(two, 3), sets.refresh(both, 3)), (EMPTY, one));
         assert_eq!((sets.waiting(), sets.len(), sets.held), (0, 1, 1));
-        // The freed name belongs to another set now.
+        // The set that is added next may take the freed name of a stale set, and is not stale.
         let next = sets.add(EMPTY, &[holder(7, Tier::Device)], 1);
         assert!(!sets.is_stale(next) && next != one);
     }

@@ -125,7 +125,8 @@ mod tests {
         let newer = write_checkpoint(dir, 0, 8, 2, 6);
         assert_eq!(stored(), StoredIndex { checkpoint: Some((1, 6)), journal_bytes: 20, ..index });
 
-        // An owner has begun to replace checkpoint 8 by checkpoint 9: the end is of checkpoint 8.
+        // An owner has begun to replace checkpoint 8 by checkpoint 9: the head of the file is of
+        // checkpoint 9, and its end of checkpoint 8.
         let mut bytes = std::fs::read(&newer).unwrap();
         let header = CheckpointHeader { id: 9, journal: 2, first: 1 }.encode();
         bytes[..header.len()].copy_from_slice(&header);

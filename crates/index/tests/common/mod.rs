@@ -26,6 +26,8 @@ pub fn cases(count: u32) -> ProptestConfig {
 /// Number of scopes; scopes 0 and 1 are chained.
 pub const SCOPES: u32 = 4;
 
+/// A random operation. `pick` selects a run by its number in order of generation, modulo the number
+/// of runs; without runs the operation does nothing.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// Puts one run of the first `length` pages of a path, which [`key`] describes: the pages after
@@ -38,15 +40,19 @@ pub enum Op {
         attach: bool,
         skip: u8,
     },
+    /// Calls [`PrefixIndex::link`] with page `at` of a path as the parent, and page `at` + 1 as the
+    /// child.
     Link {
         scope: u32,
         path: u8,
         at: u8,
     },
+    /// Truncates a run to `keep` pages, modulo one more than its number of pages.
     Truncate {
         pick: u8,
         keep: u8,
     },
+    /// Removes the stored pages among `count` pages of a path, beginning with page `at`.
     Remove {
         scope: u32,
         path: u8,
@@ -56,6 +62,7 @@ pub enum Op {
     DropScope {
         scope: u32,
     },
+    /// Moves a run to a new place of equal size.
     Relocate {
         pick: u8,
     },
@@ -63,13 +70,17 @@ pub enum Op {
         pick: u8,
         recency: u8,
     },
+    /// Retains a run until `until`, and passes the same number as the current value of the clock.
     Retain {
         pick: u8,
         until: u8,
     },
     Sync,
     Checkpoint,
+    /// Syncs the index, and opens it again.
     Reopen,
+    /// Loses power, and opens the index again. Tests that model no power loss skip this operation,
+    /// or sync or reopen the index instead.
     Crash {
         seed: u64,
     },

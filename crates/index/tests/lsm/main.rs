@@ -26,7 +26,7 @@ fn open(dir: &Path) -> LsmIndex {
     LsmIndex::open(dir, &options).unwrap()
 }
 
-/// Inserts chains of three runs of five pages.
+/// Inserts a chain for each family of pages: three runs, each of five pages.
 fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     for family in families {
         let keys = pages(family, 15);
@@ -186,7 +186,7 @@ fn files_stay_within_their_budget() {
             assert!(bytes <= budget, "{bytes} bytes");
         }
     }
-    assert!(most > 500, "the budget is not used up: at most {most} runs of eight pages");
+    assert!(most > 500, "the budget is not used up: the index held at most {most} runs");
     // After removals the files fit a smaller budget.
     index.set_budget(budget / 2);
     for _ in 0..runs.len() * 3 / 4 {
@@ -243,7 +243,7 @@ fn tree_shape_changes_stepwise_while_open() {
         flush(&index, &mut next, 1);
         most = most.max(index.tuning().unwrap().sorted_runs);
     }
-    assert!(most > 4, "at most {most} sorted runs");
+    assert!(most > 4, "the tree had at most {most} sorted runs");
     let before = contents(&index);
     drop(index);
     assert_eq!(contents(&open(dir.path())), before);

@@ -164,12 +164,12 @@ mod tests {
             speeds.moved(Moved::Read, 0, TRANSFER_BYTES_MIN - 1, SECOND);
         }
         speeds.moved(Moved::Read, 0, 64 << 20, SECOND);
-        assert_eq!(speeds.get(), [0, 128 << 10], "64 MiB are half of a measurement");
+        assert_eq!(speeds.get(), [0, 128 << 10], "64 MiB of reads are too few for a measurement");
         speeds.moved(Moved::Read, 0, 64 << 20, 3 * SECOND);
         speeds.moved(Moved::Read, 2, 256 << 20, SECOND);
-        assert_eq!(speeds.get(), [0, 128 << 10], "no read of volume 1 is measured");
+        assert_eq!(speeds.get(), [0, 128 << 10], "the speeds must be of writes");
         speeds.moved(Moved::Read, 1, 128 << 20, SECOND);
-        assert_eq!(speeds.get(), [32 << 10, 128 << 10, 256 << 10], "reads of all volumes");
+        assert_eq!(speeds.get(), [32 << 10, 128 << 10, 256 << 10], "the speeds must be of reads");
         assert_eq!(speeds.slowest(Moved::Read), Some(32 << 20));
         assert_eq!(Speeds::default().slowest(Moved::Read), None);
         for _ in 0..50 {

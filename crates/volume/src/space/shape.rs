@@ -102,14 +102,14 @@ mod tests {
     fn long_first_page_is_cut_after_256_kib() {
         let page = LONG_PAGE_UNITS + 1;
         let run = RunShape { header_units: 1, page_units: page, pages: 1, segment_units: 1 << 16 };
-        assert_eq!(run.usable(0, 64), 0, "the header is contiguous with a piece");
+        assert_eq!(run.usable(0, 64), 0, "63 units after the header would be too short a piece");
         assert_eq!(run.usable(0, 65), 65);
         let room = u64::from(page) - 1;
-        assert_eq!(run.usable(0, room), 1 + u64::from(page) - 64, "256 KiB are left");
+        assert_eq!(run.usable(0, room), 1 + u64::from(page) - 64, "64 units are left for a piece");
         let short = RunShape { page_units: LONG_PAGE_UNITS, ..run };
         assert_eq!(short.usable(0, 65), 0);
         let segment = RunShape { segment_units: LONG_PAGE_UNITS, ..short };
-        assert_eq!(segment.usable(0, 65), 65, "page and header do not fit into a segment");
+        assert_eq!(segment.usable(0, 65), 65, "a page as long as a segment is cut");
     }
 
     #[test]

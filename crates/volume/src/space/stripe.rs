@@ -172,6 +172,6 @@ mod tests {
         let units: u32 = extents.iter().map(|extent| extent.units).sum();
         assert_eq!(units, 2 + 2 * LONG_PAGE_UNITS);
         space.free(&extents).unwrap();
-        assert_eq!(space.free_units(), free, "a failed attempt leaves nothing taken");
+        assert_eq!(space.free_units(), free, "failed attempts to allocate must keep no units");
     }
 }

@@ -156,8 +156,8 @@ fn pieces_cross_volumes_only_when_no_volume_has_room() {
     assert_ne!(extents[0].segment, extents[1].segment);
 }
 
-/// A long page needs volume 1 to grow. Then a short run is placed on volume 1, and `next_segment`
-/// would name volume 0.
+/// A long page needs a new segment on volume 1. Before the segment is created, a short run is
+/// placed, after which `next_segment` names a segment of volume 0.
 #[test]
 fn segment_to_create_stays_valid_after_other_runs() {
     let mut space = Space::new(config(&[3, 3])).unwrap();
@@ -172,14 +172,14 @@ fn segment_to_create_stays_valid_after_other_runs() {
     assert_eq!(space.next_segment(), Some(SegmentId::new(0, 1)));
     assert!(space.is_creatable(lacking));
     space.add_segment(lacking).unwrap();
-    assert!(!space.is_creatable(lacking), "another thread has created it");
+    assert!(!space.is_creatable(lacking), "the segment exists already");
     let next = SegmentId::new(1, 2);
     assert!(space.is_creatable(next));
     space.stop_growth(1);
     assert!(!space.is_creatable(next) && space.is_creatable(SegmentId::new(0, 1)));
     assert!(!space.is_creatable(SegmentId::new(9, 0)), "no such volume");
     space.set_shares(&[3, 3], 3);
-    assert!(!space.is_creatable(SegmentId::new(0, 1)), "three segments exist");
+    assert!(!space.is_creatable(SegmentId::new(0, 1)), "the maximum of three segments exists");
 }
 
 #[test]

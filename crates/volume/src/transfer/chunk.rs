@@ -214,7 +214,7 @@ mod tests {
         assert!(layout(&good, 4 * UNIT, 0..3, 1, 9 * UNIT).is_none());
         assert!(layout(&good, 4 * UNIT, 0..2, 1, 8 * UNIT).is_none());
         assert!(layout(&good, 4 * UNIT, 0..2, 0, 9 * UNIT).is_none());
-        assert!(layout(&good, 3 * UNIT, 0..2, 1, 9 * UNIT).is_none(), "longer than the raw page");
+        assert!(layout(&good, 3 * UNIT, 0..2, 1, 9 * UNIT).is_none(), "longer than raw: refused");
         assert!(layout(&good, 5 * UNIT, 0..2, 1, 9 * UNIT).is_some(), "shorter than raw: encoded");
         assert!(layout(&good, 4 * UNIT, 0..u64::MAX, 1, 9 * UNIT).is_none());
         let headless = Place { header_units: 0, ..good };

@@ -250,6 +250,8 @@ mod tests {
         Run(Place { extents: volumes.iter().map(extent).collect(), ..Place::default() })
     }
 
+    /// Splits `runs` with `in_flight` units in flight on each volume. Returns the numbers of each
+    /// lane's runs, and the lane's units in flight.
     fn lanes(runs: &[Run], in_flight: u64, per_volume: usize) -> Vec<(Vec<usize>, usize)> {
         let runs: Vec<&Run> = runs.iter().collect();
         let lanes = split(&runs, (in_flight * UNIT) as usize, per_volume);

@@ -122,6 +122,7 @@ impl Run {
         Self::at(generation, count, page_bytes, extents, 3)
     }
 
+    /// Makes a run like [`Run::new`]. `start` is the first unit of the run in each segment.
     pub fn at(
         generation: u64,
         count: usize,
@@ -198,6 +199,7 @@ impl Run {
         self.read_controlled(segments, first, target, &Control::default())
     }
 
+    /// Reads as many pages as `target` has, starting at page `first`.
     pub fn read_controlled(
         &self,
         segments: &Segments,

@@ -17,6 +17,8 @@ fn disk_with_file() -> (SimDisk, SimProcess, Arc<dyn MediumFile>) {
     (disk, process, file)
 }
 
+/// Kills a process after its next write; the two writes after that are in flight. Returns the disk
+/// and the file of the dead process.
 fn kill_with_two_in_flight() -> (SimDisk, Arc<dyn MediumFile>) {
     let (disk, process, file) = disk_with_file();
     process.kill(1, 2);
