@@ -26,7 +26,7 @@ def read(store: rt.Store, keys: Sequence[bytes]) -> list[bytes]:
         right = pages_of(some, PAGE_BYTES)
         for at, ok in enumerate(outcome.ok):
             if ok:
-                assert (out[at] == right[at]).all(), "wrong bytes"
+                assert (out[at] == right[at]).all(), "a get returned wrong bytes"
                 found.append(some[at])
     return found
 

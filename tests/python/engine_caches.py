@@ -92,7 +92,7 @@ class EngineCache(ABC):
         if found:
             loaded, out = self.load(lookup, found)
             assert loaded == len(found)
-            assert np.array_equal(out, pages_of(found, out.shape[1])), "wrong bytes were loaded"
+            assert np.array_equal(out, pages_of(found, out.shape[1])), "the load has wrong bytes"
         return len(found)
 
     def flush(self) -> None:

@@ -81,19 +81,23 @@ class Tensors:
 
 
 def separate(piece: int, blocks: int = BLOCKS) -> Tensors:
-    """One tensor for each layer."""
+    """One tensor for each layer, with `piece` bytes for each block."""
     arrays = [_random((blocks, piece), layer) for layer in range(LAYERS)]
     return Tensors(arrays, arrays)
 
 
 def planes(piece: int, blocks: int = BLOCKS) -> Tensors:
-    """One tensor for each layer, with the keys of all blocks before the values."""
+    """One tensor for each layer, with the keys of all blocks before the values: `piece` bytes for
+    the keys, and for the values, of each block.
+    """
     arrays = [_random((2, blocks, piece), layer) for layer in range(LAYERS)]
     return Tensors(arrays, [plane for array in arrays for plane in array])
 
 
 def block_first(piece: int, blocks: int = BLOCKS) -> Tensors:
-    """One tensor whose blocks have all layers, and a gap that belongs to no page."""
+    """One tensor whose blocks have all layers, of `piece` bytes each, and a gap that belongs to no
+    page.
+    """
     array = _random((blocks, LAYERS * piece + 96), 0)
     views = [array[:, layer * piece : (layer + 1) * piece] for layer in range(LAYERS)]
     return Tensors([array], views)

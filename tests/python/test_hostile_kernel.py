@@ -17,7 +17,10 @@ from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 
 import ritornello as rt
 
-# Repeats puts and a flush; prints the outcome of each repetition, and how bytes were moved.
+# Twelve times puts a sequence of seven pages and flushes. Prints for each repetition (`rounds`) the
+# sequence's name, the numbers of stored and flushed pages, and the kind of the error ("" if none).
+# Also prints how bytes were moved, and, after a failed sync, the outcomes of two further puts and
+# flushes and the number of reopenings of the store (`after`).
 CHILD = """
 import json, sys, time
 sys.path.insert(0, {here!r})
@@ -45,7 +48,7 @@ right = 0
 for name in range(12):
     keys = keys_of(name, 7)
     for key, page in zip(keys[:store.get_batch(SCOPE, keys, out)], out):
-        assert bytes(page) == page_of(key), "wrong bytes"
+        assert bytes(page) == page_of(key), "a get returned wrong bytes"
         right += 1
 stats = store.stats()
 io = stats["io"]
@@ -140,15 +143,16 @@ def check(path: Path, said: dict[str, Any]) -> None:
         for name, _, flushed, _ in said["rounds"]:
             keys = keys_of(name, 7)
             got = store.get_batch(SCOPE, keys, out)
-            assert got >= flushed, f"sequence {name} is missing"
+            assert got >= flushed, f"flushed pages of sequence {name} are missing"
             for key, page in zip(keys[:got], out, strict=False):
-                assert bytes(page) == page_of(key), "wrong bytes"
+                assert bytes(page) == page_of(key), f"wrong bytes in sequence {name}"
         keys = keys_of(99, 3)
         assert store.put_batch(SCOPE, keys, [page_of(key) for key in keys]) == 3
         store.flush()
 
 
-# Opening a new store makes fewer than 12 calls of `fdatasync`, so a later sync fails.
+# Opening a new store makes fewer than 12 calls of `fdatasync`, so the call that fails comes after
+# the opening.
 @pytest.mark.parametrize("nth", [12, 16, 20, 24])
 def test_store_reopens_after_failed_fdatasync(tmp_path: Path, nth: int) -> None:
     path = tmp_path / "kv"

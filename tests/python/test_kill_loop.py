@@ -111,8 +111,8 @@ class Loop:
         return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     def wait(self, at: int, delay: float, *, opened: bool) -> None:
-        """Lets a child work for `delay` seconds; with `opened`, counted from the opening of its
-        store.
+        """Lets child number `at` work for `delay` seconds. With `opened`, first waits until the
+        child has opened its store.
         """
         stdout = self.children[at].stdout
         assert stdout is not None
@@ -122,7 +122,7 @@ class Loop:
         time.sleep(delay)
 
     def kill(self, at: int) -> None:
-        """Kills one child and reads its output."""
+        """Kills child number `at`, and reads its output."""
         child = self.children[at]
         child.send_signal(signal.SIGKILL)
         assert child.stdout is not None
@@ -145,14 +145,16 @@ class Loop:
                 (scope, length), keys = scope_of(name, self.long_pages), keys_of(name, 1 + name % 7)
                 out = [bytearray(length) for _ in keys]
                 got = store.get_batch(scope, keys, out)
-                assert evicts or got >= self.flushed[name], f"sequence {name} is missing"
+                assert evicts or got >= self.flushed[name], (
+                    f"flushed pages of sequence {name} are missing"
+                )
                 for key, page in zip(keys[:got], out, strict=False):
                     assert bytes(page) == page_of(key, length), f"wrong bytes in sequence {name}"
 
 
 def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
-    """Kills children for `SECONDS` seconds. Returns the number of flushed sequences and of
-    kills.
+    """Kills children for `SECONDS` seconds. `evicts`: the store is too small for all flushed pages.
+    Returns the number of flushed sequences and of kills.
     """
     until = time.monotonic() + SECONDS
     flushed = 0
@@ -247,8 +249,8 @@ class SlowLoop(Loop):
         return child
 
     def end_and_check(self) -> int:
-        """Kills both children, waits for the device, and checks all flushed sequences. Returns
-        their number.
+        """Kills both children, waits for the device, and checks all flushed sequences. Returns the
+        number of these sequences.
         """
         self.end()
         self.throttle.limit(0)
@@ -340,7 +342,7 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
     """Kills a process, the witness, that has flushed its pages, lists all pages of the store, and
     puts no further page. Checks that the number of listed pages that are missing afterwards does
     not exceed the evictions that the owners' counters report since the listing began. Returns the
-    numbers of listed pages and of these evictions.
+    numbers of listed pages and of pages that were evicted since then.
     """
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))
@@ -356,7 +358,7 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
         keys: list[bytes] = []
         while (line := witness.stdout.readline()) != "listed\n":
             assert line.startswith("page "), (
-                f"the witness printed {line!r} before it had listed all pages"
+                f"the witness printed {line!r} instead of a page or the end of its list"
             )
             keys.append(bytes.fromhex(line.split()[1]))
         time.sleep(rng.uniform(0.0, 0.05))
@@ -370,12 +372,13 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
             out = bytearray(PAGE_BYTES)
             for key in keys:
                 if store.get_batch(SCOPE, [key], [out]) == 1:
-                    assert bytes(out) == page_of(key), "wrong bytes"
+                    assert bytes(out) == page_of(key), "a listed page has wrong bytes"
                 else:
                     missing += 1
             gone += evicted(store) - before
             assert missing <= gone, (
-                f"{missing} of {len(keys)} pages are missing, but only {gone} were evicted"
+                f"{missing} of {len(keys)} listed pages are missing, but the owners counted only "
+                f"{gone} evicted pages since the listing began"
             )
         loop.kills += 1
     finally:
@@ -407,7 +410,10 @@ def test_kills_in_full_store_lose_only_evicted_pages(tmp_path: Path) -> None:
             loop.children, loop.opened = [loop.start() for _ in range(2)], [False, False]
     finally:
         loop.end()
-    print(f"{loop.kills} kills, {listed} pages listed after a flush, {excused} evicted since")
+    print(
+        f"{loop.kills} kills, {listed} pages listed after flushes, {excused} pages evicted after "
+        "the listings began"
+    )
 
 
 # Range of the changing capacity, in MiB.
@@ -461,9 +467,9 @@ def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
 
 @pytest.mark.timeout(120 + 3 * SECONDS)
 def test_kills_during_capacity_changes_damage_no_page(tmp_path: Path) -> None:
-    """Owner, client and command are killed while the store shrinks and grows, and while directories
-    are added and drained. The next process that opens the store reads no wrong byte, and the files
-    never take more space than the largest capacity.
+    """The owner, the client and the command that changes the store are killed while the store
+    shrinks and grows, and while directories are added and drained. The next process that opens the
+    store reads no wrong byte, and the files never take more space than the largest capacity.
     """
     rng = random.Random(SEED + 1)
     root = tmp_path / "store"
@@ -499,7 +505,10 @@ def test_kills_during_capacity_changes_damage_no_page(tmp_path: Path) -> None:
         loop.check(names, evicts=True)
     finally:
         loop.end()
-    print(f"{loop.kills} kills of workers; {cut} changes outlasted their timeout, {shaped} did not")
+    print(
+        f"{loop.kills} kills of workers; {shaped} changes of the store ended before their random "
+        f"timeout, {cut} did not"
+    )
 
 
 def read(store: rt.Store, names: range) -> int:

@@ -145,6 +145,7 @@ def test_loss_of_first_directory_spares_the_others(tmp_path: Path, *, mount_poin
     assert {path.name for path in before} > {"VOLUME"}
     shutil.rmtree(first)
     if mount_point:
+        # The mount point of a disk that is not mounted is an empty directory.
         first.mkdir()
     settings = StoreSettings([str(path) for path in listed], "64MiB")
     for _ in range(2):

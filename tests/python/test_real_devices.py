@@ -110,7 +110,7 @@ def kill_in_flight(child: Child) -> None:
     assert child.ask() == "submitted"
     deadline = time.monotonic() + 20
     while bytes_written(child.pid) - before < IN_FLIGHT * PAGE_BYTES * 3 // 4:
-        assert time.monotonic() < deadline, "the writer submitted too few bytes within 20 s"
+        assert time.monotonic() < deadline, "the writer did not submit 3/4 of its put within 20 s"
         time.sleep(0.02)
     child.kill()
     assert child.read() == "", "the writer's put ended before the kill: the test has no effect"
@@ -130,15 +130,15 @@ def check_dead_writes_harmless(
         put(store, keys)
     store.flush()
     flushed = read(store, [*early, *(key for keys in late for key in keys)])
-    assert len(flushed) >= 32, "fewer than 32 flushed pages were not evicted"
+    assert len(flushed) >= 32, "fewer than 32 of the flushed pages are still stored"
     time.sleep(max(0.0, killed + IN_FLIGHT * PAGE_BYTES / SLOW + 1.5 - time.monotonic()))
     own = 96 * PAGE_BYTES
     more = disk.written() - written - own
     assert more > 8 << 20, (
-        "the device wrote too little after the kill of the writer: the test has no effect"
+        "the device wrote too few bytes of the dead writer's put: the test has no effect"
     )
     lost = len(flushed) - len(read(store, flushed))
-    assert lost == 0, f"{lost} of {len(flushed)} flushed pages were overwritten by a dead process"
+    assert lost == 0, f"{lost} of {len(flushed)} flushed pages are no longer hits"
     # A page that was overwritten before the first read is not in `flushed`, so check the counter of
     # damaged pages as well.
     assert store.stats()["counters"]["damaged_pages"] == 0
@@ -181,7 +181,7 @@ def fail_flush(store: rt.Store, disk: Disk) -> str:
     calls `disk.cut(0)`. Returns the name of the runs.
     """
     # Try three times: the owner also flushes every two seconds. If the owner flushes just before
-    # the disk is cut, `flush` finds nothing to write, and does not fail.
+    # the disk begins to fail requests (`cut`), `flush` finds nothing to write, and does not fail.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
         disk.cut(disk.data)
@@ -190,7 +190,7 @@ def fail_flush(store: rt.Store, disk: Disk) -> str:
         except RetryError:
             return name
         disk.cut(0)
-    pytest.fail("none of three flushes failed although the disk was cut")
+    pytest.fail("none of three flushes failed, although the disk failed all requests for data")
 
 
 def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[..., Disk]) -> None:
@@ -219,7 +219,7 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
         with rt.Store.open(copy.path / "kv") as store:
             there = store.exists(SMALL_SCOPE, flushed)
             lost = len(flushed) - sum(there)
-            assert lost == 0, f"{lost} of {len(flushed)} flushed pages were not on the disk"
+            assert lost == 0, f"{lost} of {len(flushed)} flushed pages are not in the disk's copy"
             right = pages_of(flushed, SMALL_PAGE)
             out = blank(len(flushed), SMALL_PAGE)
             assert store.get_batch(SMALL_SCOPE, flushed, list(out)) == len(flushed)

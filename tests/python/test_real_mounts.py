@@ -29,8 +29,9 @@ from servers.loop_device import Disk, command
 def second_directory(
     tmp_path: Path, request: pytest.FixtureRequest, make_disk: Callable[..., Disk]
 ) -> tuple[Disk, Path, list[bytes]]:
-    """A closed store whose 64 flushed pages are in two directories, one of them on a disk that is
-    not mounted. Returns the disk, the path of the store, and the keys.
+    """A closed store whose 64 flushed pages are in two directories. One directory is the mount
+    point of a disk that is not mounted, or a directory on this disk. Returns the disk, the path of
+    the store, and the keys.
     """
     disk = make_disk("second", 128)
     path, second = tmp_path / "kv", disk.path
@@ -52,7 +53,7 @@ def put_unmounted(store: rt.Store, disk: Disk, keys: list[bytes]) -> list[bytes]
     is not mounted. Returns the keys of the further pages that were stored.
     """
     found = read(store, keys)
-    assert 0 < len(found) < len(keys), "only pages in the mounted directory may be hits"
+    assert 0 < len(found) < len(keys), "only the pages on the unmounted disk must be misses"
     more = keys_of("unmounted", 4)
     try:
         stored = store.put_batch(SCOPE, more, list(pages_of(more, PAGE_BYTES)))
@@ -87,7 +88,7 @@ def test_directory_mounted_later_serves_open_store(
         while len(read(store, keys + more)) < len(keys + more) and time.monotonic() < deadline:
             time.sleep(0.5)
         missing = len(keys + more) - len(read(store, keys + more))
-        assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are still misses"
+        assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are misses"
 
 
 STORE_MAKER = """
@@ -132,7 +133,7 @@ def test_late_mount_moves_engine_to_its_disk(
         disk.mount()
         mounted = time.monotonic()
         while found(below) > 0 or not handle.open():
-            assert time.monotonic() < mounted + 20, "the engine must move to the mounted disk"
+            assert time.monotonic() < mounted + 20, "the engine did not open the store on its disk"
             time.sleep(0.05)
         assert found(before) == len(before)
         after = handle.call("put", lambda store: put_small(store, "after", 2), [])
@@ -192,7 +193,7 @@ def test_copy_mounted_over_store_is_opened(
         command("mount", copy.device, disk.path)
         mounted = time.monotonic()
         while found(original) > 0 or not handle.open():
-            assert time.monotonic() < mounted + 20, "the engine must move to the copy"
+            assert time.monotonic() < mounted + 20, "the engine did not open the copy"
             time.sleep(0.05)
         assert found(keys_of("before 0", 200)) == 200
         assert (

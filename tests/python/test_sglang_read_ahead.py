@@ -104,7 +104,9 @@ class Recorded(SGLangStore):
 
 
 class Storage:
-    """Stand-in for our storage: the part that reads. `hook` is called before each batch is read."""
+    """Stand-in for our storage: the part that reads. `flat`: pages are read to new memory, and then
+    copied to the host pool. `hook` is called before each batch is read.
+    """
 
     def __init__(self, store: SGLangStore, *pools: Any, flat: bool = False) -> None:
         self.store, self.pools, self.flat = store, pools, flat

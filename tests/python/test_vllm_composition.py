@@ -124,7 +124,7 @@ def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: 
     first = side.plan(step_of(everyone, has_sync_kv_loads=True))
     assert saved(first) == []
     lent.num_computed_tokens = TOKENS
-    sharing.num_computed_tokens = 2 * TOKENS  # `lent` computes the failed block for both
+    sharing.num_computed_tokens = 2 * TOKENS  # `lent` recomputes block 101, which `sharing` has
     other.num_computed_tokens = 300
     over(side, first, 101)
     again = {"r": 300 - TOKENS, "s": 300 - 2 * TOKENS, "o": 1}

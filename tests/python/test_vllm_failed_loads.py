@@ -72,7 +72,8 @@ def test_finished_load_keeps_shared_failure(beside: bool) -> None:
     """A step waits for the load of block 101 for request "r", and the load fails. Requests "a" and
     "b" have this block from vLLM's cache, and load further blocks asynchronously. vLLM recomputes
     block 101 for "a", whose load is not complete, and considers the block valid for "b", whose load
-    is complete. No page of "b" may be saved.
+    is complete. No page of "b" may be saved. `beside`: the loads are of another connector inside
+    MultiConnector, not of Ritornello.
     """
     store, blocks = FakeStore(), Shared()
     model = cache_group(head_bytes=ASYNC_LOAD_BYTES // 8)

@@ -164,7 +164,7 @@ def told(
     ranks: int = 1, stages: int = 1, heads: int = 2, *, head_major: bool = True, groups: int = 1
 ) -> dict[WorkerRank, ShardFacts]:
     """Returns what the workers report about their KV memory. Each stage of the model has two
-    layers.
+    layers. `heads`: KV heads of a worker.
     """
     return {
         (stage, rank): ShardFacts(

@@ -42,8 +42,8 @@ PAGES = 5
 
 class Cluster:
     """One engine: `ranks` workers in each of `stages` pipeline stages. Cache group `g` has the
-    layers `g.0` to `g.3`. `interleaved`: bytes of all heads alternate in a block, so that no range
-    of heads can be cut out.
+    reach `reaches[g]` and the layers `g.0` to `g.3`. `interleaved`: bytes of all heads alternate in
+    a block, so that no range of heads can be cut out.
     """
 
     def __init__(

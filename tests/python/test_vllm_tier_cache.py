@@ -453,6 +453,9 @@ def test_best_effort_fetches_first_window_only(machine: Machine) -> None:
     assert scan(other, again, STATES, 1) == 12
 
 
+# `saved`: the stored chunks of the group with a window. `rounds`: the chunks that each round begins
+# to look up on the remote. `end`: the end of the window that the search finds, 0 if it finds none.
+# `last`: the chunks that a repetition of the search looks up on the remote.
 @pytest.mark.parametrize(
     ("window", "saved", "rounds", "end", "last"),
     [

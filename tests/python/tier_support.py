@@ -113,7 +113,9 @@ class RecordedStore:
 
 
 class TierHarness:
-    """Our secondary tier, below a host tier of `rows` rows in shared memory, like vLLM's."""
+    """Our secondary tier, below a host tier of `rows` rows in shared memory, like vLLM's. `spaces`:
+    the engine's namespace. `settings`: the tier's settings, by default one store at `path`.
+    """
 
     def __init__(
         self,

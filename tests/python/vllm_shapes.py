@@ -49,7 +49,8 @@ def identity(*groups: CacheGroup, ranks: int = 1, hash_tokens: int = TOKENS) -> 
 @dataclass
 class FakeStore:
     """Stand-in for the connector's store. `pages`: epoch, object and key of each stored page.
-    `leases`: the leases that were not released.
+    `leases`: the leases that were not released. `broken`: lookups return None, as failed lookups
+    do. `permits`: the store's policy permits retention.
     """
 
     pages: set[tuple[bytes, ObjectId, bytes]] = field(default_factory=set)

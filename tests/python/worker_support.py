@@ -27,9 +27,10 @@ def outcome(*ok: bool, reason: str = "") -> Any:
 @dataclass
 class FakeStore:
     """Stand-in for the worker's store. `outcomes`: the results of the next gets and puts, in the
-    order of their submission. `events`: the calls that wait for a ticket or for one of its
-    sections, cancel a ticket and wait, protect a save from later steps of the engine, or close the
-    store, in order.
+    order of their submission, or the words "late" (the ticket is not done until it is cancelled),
+    "interrupted" (the wait raises KeyboardInterrupt) and "busy" (the put is refused). `events`: the
+    calls that wait for a ticket or for one of its sections, cancel a ticket and wait, protect a
+    save from later steps of the engine, or close the store, in order.
     """
 
     outcomes: list[Any] = field(default_factory=list)
@@ -116,8 +117,8 @@ class FakeStore:
 
 
 def ready(store: Any, meter: StepMeter, *objects: PageObject, groups: int = 1) -> WorkerSide:
-    """Returns a worker that holds `objects` of each page, by default the object `FIRST`. The
-    objects have no memory.
+    """Returns a worker that holds `objects` of each page, by default the object `FIRST`, in an
+    engine with `groups` KV cache groups. The objects have no memory.
     """
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     held = list(objects) or [held_object(FIRST)]

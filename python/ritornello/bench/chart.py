@@ -1,4 +1,6 @@
-"""A chart of TTFT by length of the history, one line for each run."""
+"""A chart of the time to first token (TTFT) by the tokens of a prompt's history, one line for each
+run.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

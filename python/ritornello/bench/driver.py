@@ -69,8 +69,9 @@ class Workload(Protocol):
 
 @dataclass
 class Driver:
-    """Runs workloads. `extra` is added to the body of every request, for example
-    `kv_transfer_params`.
+    """Runs workloads. A request that takes longer than `deadline_s` seconds fails. `extra` is added
+    to the body of every request, for example `kv_transfer_params`. `on_record` is called with each
+    record.
     """
 
     servers: Sequence[Server]

@@ -29,8 +29,8 @@ class Waiting:
 
 @dataclass
 class ReadyQueue:
-    """Clients that have not asked yet, or whose last answer has arrived. `random` takes a random
-    client, `fifo` the client that waits longest.
+    """Clients that have not asked yet, or whose last answer has arrived. The policy `random` takes
+    a random client, `fifo` the client that waits longest.
     """
 
     policy: str

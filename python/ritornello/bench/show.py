@@ -49,12 +49,14 @@ def percent(share: float | None) -> str:
 
 
 def table(found: Sequence[Row]) -> Table:
-    result = Table(title="Time to first token, and between tokens, by round")
-    for name in ("round", "history\ntokens", "prompt\ntokens", "requests", "TTFT\nmean", "95 %"):
+    result = Table(title="Time to first token (TTFT), and between chunks (token gap), by round")
+    for name in ("round", "history\ntokens", "prompt\ntokens", "requests", "TTFT\nmean"):
         result.add_column(name, justify="right", no_wrap=True)
-    for name in ("p50", "p90", "p99", "token\ngap", "gap\np99"):
+    for name in ("TTFT mean\n95 %, s", "TTFT\np50", "TTFT\np90", "TTFT\np99"):
         result.add_column(name, justify="right", no_wrap=True)
-    for name in ("prompt\ntokens/s", "answer\ntokens/s", "hits"):
+    for name in ("gap\nmean", "gap\np99"):
+        result.add_column(name, justify="right", no_wrap=True)
+    for name in ("prompt\ntokens/s", "answer\ntokens/s", "hit\nrate"):
         result.add_column(name, justify="right", no_wrap=True)
     for r in found:
         result.add_row(

@@ -2,9 +2,10 @@
 
     python driver.py SPEC put|get COUNT [kill]
 
-`put` writes COUNT objects to LMCache's memory (L1), and waits until the store (L2) has them; `get`
-prefetches them and compares every byte. Prints the counts that `put` or `get` returns as one line
-of JSON. `kill`: the process ends itself by SIGKILL.
+SPEC is the value of LMCache's option `--l2-adapter`, in JSON. `put` writes COUNT objects to
+LMCache's memory (L1), and waits until the store (L2) has them; `get` prefetches them and compares
+every byte. Prints the counts that `put` or `get` returns as one line of JSON. `kill`: the process
+ends itself by SIGKILL.
 """
 
 import json

@@ -44,8 +44,10 @@ def attach(
 ) -> Iterator[Attach]:
     """Returns a function that attaches the host pool `host` (SGLang's KV buffer in host memory) and
     the side pools `sides`, as SGLang does, to the session's store, to the store at `path`, or to a
-    store that the settings `tiers` describe. The model has 2 KV heads, a weight fingerprint, and a
-    name that is unique to the test.
+    store that the settings `tiers` describe. `v1`: the setting `interface_v1`, with which SGLang
+    passes its host memory instead of copies of pages. `said`: other values of fields of SGLang's
+    storage configuration. The model has 2 KV heads, a weight fingerprint, and a name that is unique
+    to the test.
     """
     caplog.set_level(logging.INFO)
     name = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]

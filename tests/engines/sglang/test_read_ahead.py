@@ -45,7 +45,8 @@ def queued(host: Any, keys: list[str], *sides: PoolTransfer) -> PrefetchOperatio
 
 def run(host: Any, storage: Any, operation: PrefetchOperation, v1: bool = True) -> list[int]:
     """Runs an operation on SGLang's thread for prefetches. Returns the numbers of completed tokens
-    that the thread reported before the end of the operation.
+    that the thread reported before the end of the operation. `v1`: pages are read by the function
+    that passes SGLang's host memory to the storage, not by the function that copies each page.
     """
     control = controller(host, storage)
     control.__class__ = HybridCacheController

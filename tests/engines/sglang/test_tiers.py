@@ -34,7 +34,7 @@ Machine = Callable[..., Any]
 @pytest.fixture
 def machine(attach: Attach, tmp_path: Path) -> Machine:
     """Returns a function that attaches a host pool to the tiers of the machine `name`: its own
-    disk, and a directory that all machines share as their remote.
+    disk, and a directory that all machines share as their remote. `v1`: see `attach`.
     """
     (tmp_path / "far").mkdir()
 

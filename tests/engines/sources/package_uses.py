@@ -47,7 +47,9 @@ class PackageUses:
         return module.partition(".")[0] == self.engine
 
     def record(self, use: str, problem: str, place: str) -> None:
-        """Records a use, and its problem if there is one."""
+        """Records a use and, if `problem` is not "", the problem. `place`: the module and line of
+        the use.
+        """
         self.found.add(use)
         if problem:
             self.problems.append(f"{place}: {problem}")

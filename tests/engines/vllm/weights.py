@@ -38,8 +38,8 @@ def flip_data(worker: Any) -> None:
 
 
 def flip_soon(worker: Any) -> None:
-    """Reverses the second worker's tensors half a second later in a thread, while the worker runs
-    no call of vLLM.
+    """Starts a thread that reverses the second worker's tensors half a second after this call,
+    while the worker runs no call of vLLM.
     """
     from threading import Timer
 
@@ -133,7 +133,7 @@ class WeightScenario:
         return list(output.outputs[0].token_ids)
 
     def _wait_for_saves(self) -> None:
-        """Waits until saves of earlier questions are counted, which happens a step after their
+        """Waits until saves of earlier questions are counted: a save is counted in a step after its
         end.
         """
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group

@@ -69,8 +69,8 @@ class HeldEngine(TierEngine):
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": asked}, sampling)
 
     def step_until(self, reached: Callable[[], bool], what: str) -> dict[str, list[int]]:
-        """Runs steps until `reached` returns true. Returns the tokens of the answers that ended in
-        these steps, by request.
+        """Runs steps until `reached` returns true; `what` names this condition in the error after
+        `WAIT_SECONDS`. Returns the tokens of the answers that ended in these steps, by request.
         """
         answers: dict[str, list[int]] = {}
 
@@ -85,7 +85,7 @@ class HeldEngine(TierEngine):
 
     def finish(self) -> dict[str, list[int]]:
         llm = self.llm.llm_engine
-        return self.step_until(lambda: not llm.has_unfinished_requests(), "requests end")
+        return self.step_until(lambda: not llm.has_unfinished_requests(), "all requests end")
 
     def known(self, *names: str) -> list[Any]:
         """Returns the tier's state of the requests whose names begin with one of `names`: vLLM
@@ -123,7 +123,7 @@ def abort(engine: HeldEngine) -> dict[str, Any]:
     Held.released.clear()
     engine.add("gone", FETCHED)
     engine.step_until(
-        lambda: Held.asked > asked and engine.waits_for_remote("gone"), "chunks are fetched"
+        lambda: Held.asked > asked and engine.waits_for_remote("gone"), "the fetch begins"
     )
     engine.llm.llm_engine.abort_request(["gone"])
     meanwhile = engine.answer(OTHER)
@@ -132,7 +132,7 @@ def abort(engine: HeldEngine) -> dict[str, Any]:
 
 
 def preempt(engine: HeldEngine) -> dict[str, Any]:
-    """Preempts a request while the chunks of another are being fetched."""
+    """Preempts a request while the chunks of another request are being fetched."""
     engine.keep_on_remote()
     for number, asked in enumerate(LONG):
         engine.add(f"long-{number}", asked, LONG_ANSWER)
@@ -141,7 +141,7 @@ def preempt(engine: HeldEngine) -> dict[str, Any]:
     Held.released.clear()
     engine.add("fetched", FETCHED)
     answers |= engine.step_until(
-        lambda: engine.waits_for_remote("fetched"), "the other prompt waits"
+        lambda: engine.waits_for_remote("fetched"), "the request `fetched` waits"
     )
     before = engine.count("vllm:num_preemptions")
     answers |= engine.step_until(
