@@ -173,7 +173,7 @@ found, blocks, report = step(StepMetadata(None, loading("a", (1, 2, 3, 4))))
 assert (found, blocks) == (({"a"}, set()), set()), (found, blocks)
 assert list(report.load_seconds) == ["a"] and not report.unsupported_reason, report
 for block in range(4):
-    assert (array[:, 1 + block].reshape(-1) == content[block]).all(), "the load must be right"
+    assert (array[:, 1 + block].reshape(-1) == content[block]).all(), "the load has wrong bytes"
 
 core = store._store
 fake.fake_fail_after(0)
@@ -183,13 +183,13 @@ assert made._shard.kv_memory.problem()
 found, blocks, later = step(StepMetadata(None, loading("d", (5, 6, 7, 0)), saving("e", 5)))
 assert (found, blocks) == (({"d"}, {"d"}), {5, 6, 7, 0}), (found, blocks)
 reason = report.unsupported_reason or later.unsupported_reason
-assert "restart the engine" in reason, "the scheduler must stop promising hits"
+assert "restart the engine" in reason, "the worker must report the failed device"
 assert store._store is core and not store.broken, f"the store must stay in use: {store.broken}"
 out = np.zeros((4, PAGE), np.uint8)
 (scope,) = store._scopes.values()
 assert core.get_batch(scope, keys, out) == 4
 assert (out == content).all()
-assert core.probe(scope, keys_of("c", 1)) == 0, "no page may be stored that was not read"
+assert core.probe(scope, keys_of("c", 1)) == 0, "a page was stored that was not read"
 made.close()
 print("done")
 """

@@ -27,7 +27,7 @@ from servers.loop_device import Disk, Throttle
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
-# As the last argument of `CHILD` and of `scope_of`: every fifth sequence has long pages.
+# If this is the last argument of `CHILD` and of `scope_of`, every fifth sequence has long pages.
 LONG_PAGES = "long"
 # A program that puts sequences of pages one after another, and reads old sequences. Flushes after
 # every third sequence, and then prints this sequence's name and number of stored pages.

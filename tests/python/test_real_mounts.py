@@ -106,6 +106,8 @@ def make_store(path: Path) -> None:
         assert maker.wait(60) == 0
 
 
+# `folder`: the store's directory, relative to the mount point. `has_store`: whether the disk has a
+# store before it is mounted.
 @pytest.mark.parametrize("has_store", [True, False], ids=["with a store", "empty"])
 @pytest.mark.parametrize("folder", [".", "kv"])
 def test_late_mount_moves_engine_to_its_disk(

@@ -139,6 +139,10 @@ def test_missing_methods_are_named() -> None:
 
 
 class Runner:
+    """Stand-in for SGLang's model runner. `consumer`: at least 0 if layers wait for pages from host
+    memory. `stages`: number of pipeline stages. `draft`: the runner runs a draft model.
+    """
+
     device, is_draft_worker = "cpu", False
 
     def __init__(self, consumer: int = -1, stages: int = 1, draft: bool = False) -> None:

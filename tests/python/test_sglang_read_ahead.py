@@ -73,6 +73,8 @@ class Operation:
 class Recorded(SGLangStore):
     """A store that records the beginning and the end of each get, with the index in the prompt of
     the get's first page. `tickets`, by this index: tickets that replace the tickets of gets.
+    `limits`: for each get, the number of pages of earlier gets that may delay it. `on_end` is
+    called at the end of each get.
     """
 
     def __init__(self, path: Path, meter: RateMeter) -> None:

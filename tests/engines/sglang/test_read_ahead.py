@@ -24,6 +24,7 @@ from ritornello.sglang.pools import PoolRead
 from ritornello.sglang.transfers import READ_IN, transfer_obstacle
 
 BATCH, PAGES, WAIT = 2, 5, 60.0
+# Positions in a host pool: a put stores the pages at `FROM`, and a prefetch loads them to `TO`.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 Events = list[tuple[str, str, int]]
 

@@ -23,7 +23,9 @@ def ask(*words: str) -> Any:
 
 
 def explain(path: Path, request: str) -> dict[str, Any]:
-    """Returns the entry of the only request with this id, whose decision arrives in seconds."""
+    """Returns the entry of the only request with this id. Waits at most 30 seconds until the store
+    has a decision about the request.
+    """
     deadline = monotonic() + 30
     while True:
         found = ask("explain", str(path), "--request", request)["requests"]
@@ -31,12 +33,12 @@ def explain(path: Path, request: str) -> dict[str, Any]:
             (entry,) = found
             assert entry["request_id"].startswith(request)
             return dict(entry)
-        assert monotonic() < deadline, "the engine reported no decision"
+        assert monotonic() < deadline, "the engine reported no decision within 30 s"
         sleep(0.2)
 
 
 def decisions(entry: dict[str, Any]) -> list[tuple[str, int, int, int]]:
-    """Returns the outcome, and the number of pages, of found and of loaded pages."""
+    """Returns, for each decision, the outcome and the numbers of pages: all, found and loaded."""
     names = ("outcome", "pages", "found", "loaded")
     return [tuple(made[name] for name in names) for made in entry["decisions"]]
 

@@ -44,7 +44,7 @@ def test_changed_weights_change_the_answers(said: Said) -> None:
     assert said["adapter replaced"]["tokens"] != said["reloaded, adapter"]["tokens"]
     assert said["unannounced"]["tokens"] != said["reloaded"]["tokens"]
     assert said["unannounced data"]["tokens"] == said["reloaded"]["tokens"], (
-        "both questions must be answered by the same weights"
+        "the second unannounced change must restore the reloaded weights, and thus their answer"
     )
 
 
