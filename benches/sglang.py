@@ -21,6 +21,8 @@ Operations:
 
 `disk` is the limit in the same rounds: four threads move the pool's memory in direct operations of
 1 MiB. Systems take turns, round by round; each figure of a row is its median over the rounds.
+The printed `ratio` is Ritornello's rate divided by the file backend's rate; of `exists`, the file
+backend's duration divided by Ritornello's.
 """
 
 import argparse

@@ -76,7 +76,7 @@ def ours(folder: Path, host: Host, rounds: int = 1) -> Any:
     # Do not look for changed weights: without an engine the weights cannot change.
     tier._tier._guard = None
     if host.kind == "shm":
-        print(f"staged: {tier._tier._rows.staged}", file=sys.stderr)
+        print(f"loads go through staging: {tier._tier._rows.staged}", file=sys.stderr)
     else:
         tier._tier._rows.staged = False
     return tier

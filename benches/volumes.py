@@ -30,9 +30,17 @@ from servers.loop_device import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-# "to sum": the rate in the column before, divided by the sum of the disks' rates. The last two
-# columns are this sum for writes and for reads, in GiB/s.
-COLUMNS = ("disks", "calls of", "put GiB/s", "to sum", "get GiB/s", "to sum", "sum, write", "read")
+# The sum: the raw rate of all disks at the same time, for writes and for reads.
+COLUMNS = (
+    "disks",
+    "call size",
+    "put GiB/s",
+    "put / sum",
+    "get GiB/s",
+    "get / sum",
+    "sum, write GiB/s",
+    "sum, read GiB/s",
+)
 # Size of the loop devices: `SPACE` times `--total`, divided equally, plus `DEVICE_MIB` MiB for
 # each device.
 SPACE, DEVICE_MIB = 3.5, 256

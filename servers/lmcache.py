@@ -109,8 +109,9 @@ def adapter_of(path: Path, kind: str = "plugin", **params: Any) -> dict[str, Any
 
 def broken_claims(cold: dict[int, Asked], warm: dict[int, Asked]) -> list[str]:
     """Compares the requests to a server that began with an empty store (`cold`) and to a second
-    server on the same store (`warm`). Returns a message for each claim that did not hold: nothing
-    was found at first, all chunks were found after the restart, the bytes are equal.
+    server on the same store (`warm`). Three claims: the first server finds nothing, the second
+    server finds all chunks, and all checksums of a request are equal. Returns a message for each
+    claim that did not hold.
     """
     broken = []
     for number, first in cold.items():

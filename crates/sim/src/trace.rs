@@ -132,7 +132,7 @@ impl Trace {
 #[derive(Debug, Default)]
 pub struct TraceBuilder {
     trace: Trace,
-    /// Known blocks by predecessor (`u32::MAX` at a root) and id.
+    /// Blocks of the requests added so far, by predecessor (`u32::MAX` at a root) and id.
     known: HashMap<(u32, u64), u32>,
     last_time: f64,
 }

@@ -150,7 +150,7 @@ impl LoadDriver {
         Ok(sum)
     }
 
-    /// Touches the sequences of `set`.
+    /// Marks the stored leading pages of all sequences of `set` as used, without reading bytes.
     ///
     /// # Errors
     /// Store errors.

@@ -106,8 +106,15 @@ pub fn run(context: &Context, args: &TableArgs) -> Result<Status, Failure> {
 }
 
 fn show(report: &Report) -> String {
-    let mut shown =
-        table(&["nodes", "pages per node", "warm, us", "p99", "reads", "cold", "reads"]);
+    let mut shown = table(&[
+        "nodes",
+        "pages per node",
+        "warm walk p50 us",
+        "warm walk p99 us",
+        "warm reads p50 us",
+        "cold walk p50 us",
+        "cold reads p50 us",
+    ]);
     for row in &report.rows {
         let us = |us: f64| format!("{us:.2}");
         shown.add_row([
@@ -120,7 +127,7 @@ fn show(report: &Report) -> String {
             us(row.cold_reads_p50_us),
         ]);
     }
-    format!("{shown}\nwalks of {} pages, and one read for each node visited", report.prompt_pages)
+    format!("{shown}\nwalks of {} pages; reads: one for each node of a walk", report.prompt_pages)
 }
 
 fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
@@ -215,7 +222,7 @@ struct Chase {
 }
 
 impl Chase {
-    /// Makes one cycle through `some` of `all` cache lines.
+    /// Links `some` cache lines, evenly spaced among `all`, to one cycle.
     fn new(some: usize, all: usize) -> Self {
         let apart = all / some;
         let mut order: Vec<usize> = (0..some).map(|line| line * apart).collect();
@@ -229,7 +236,7 @@ impl Chase {
         Self { next, at: order[0] }
     }
 
-    /// Returns the microseconds of `count` reads.
+    /// Returns the microseconds of `count` reads, which follow the cycle from the last line read.
     fn read(&mut self, count: usize) -> f64 {
         let started = Instant::now();
         for _ in 0..count {

@@ -24,7 +24,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use work::{CALL_TIMEOUT, Totals, Workers};
 
-/// Maximum time for which a cycle works on the open store.
+/// Maximum time for which a cycle works on the open store. A cycle opens the store, works on it,
+/// and closes it.
 const CYCLE_MAX: Duration = Duration::from_secs(20);
 /// Minimum time for which a cycle works on the open store.
 const CYCLE_MIN: Duration = Duration::from_millis(700);

@@ -12,7 +12,7 @@ use ritornello_format::{Error, Result};
 /// Checks an option.
 ///
 /// # Errors
-/// `Invalid`, naming the option, unless `holds`.
+/// `Invalid` unless `holds`, with the option's name, and with `wanted`, the condition, as message.
 fn check(holds: bool, option: &'static str, wanted: &'static str) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::invalid(wanted).with("option", option)) }
 }

@@ -185,8 +185,10 @@ impl<'a> Variant<'a> {
         }
     }
 
-    /// Probes for a sequence, marks the runs of the pages found as used, and inserts the missing
-    /// pages.
+    /// Probes for sequence `number`, marks the runs of the pages found as used, and inserts the
+    /// missing pages. Adds the durations to `times`. `counted`: the request belongs to a stage and
+    /// not to the warm-up. Only such a request adds to `moving` or `resting`, and alternates the
+    /// target setting.
     fn request(&mut self, number: usize, times: &mut Times, counted: bool) -> Result<(), Failure> {
         let sequences = self.sequences;
         let Some((pages, known)) = sequences.get(number) else { return Ok(()) };
@@ -236,6 +238,8 @@ impl<'a> Variant<'a> {
         Ok(())
     }
 
+    /// Reads whether the tree has its target setting. If `kept` is set, also adds a sample of the
+    /// tree's shape to the answer.
     fn sample(&mut self, number: usize, kept: bool) {
         let Some(tuning) = self.index.tuning() else { return };
         let Tuning { applied, target, levels, sorted_runs, decisions, operations, .. } = tuning;

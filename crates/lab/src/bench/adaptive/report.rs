@@ -197,11 +197,11 @@ pub fn show(report: &Report) -> String {
         "CPU s",
         "to best static",
         "written",
-        "probe p50",
-        "p99 us",
-        "put p50",
-        "p99 us",
-        "runs",
+        "probe p50 us",
+        "probe p99 us",
+        "put p50 us",
+        "put p99 us",
+        "sorted runs",
         "rewrites",
     ]);
     for row in &report.rows {
@@ -224,9 +224,9 @@ pub fn show(report: &Report) -> String {
         "T/K",
         "stage",
         "CPU ms per request",
-        "probe p50",
-        "put p50",
-        "p99 us",
+        "probe p50 us",
+        "put p50 us",
+        "put p99 us",
     ]);
     for row in &report.rows {
         for (number, stage) in row.stages.iter().enumerate() {
@@ -263,7 +263,8 @@ pub fn show(report: &Report) -> String {
     let Switch { moving, resting, p99_ratio } = report.switch;
     format!(
         "{stages}\n\n{decisions}\n\n{out}\n\nputs while the setting changes: p50 {:.1} us, p99 {:.1} us of {} puts; \
-        otherwise p50 {:.1} us, p99 {:.1} us of {} puts; ratio of the p99 {p99_ratio:.3}\n\n{hits}",
+        other puts: p50 {:.1} us, p99 {:.1} us of {} puts; ratio of the p99 {p99_ratio:.3}\n\n\
+        {hits}",
         moving.p50_us,
         moving.p99_us,
         count(moving.puts),

@@ -109,7 +109,8 @@ fn answer(what: &impl Serialize) {
     print_stdout(&serde_json::to_string(what).unwrap_or_default());
 }
 
-/// Puts, gets, leases and deletes without pause, until the process is killed.
+/// Puts, gets and deletes the first sequence of `set`, and leases a sequence of small pages,
+/// without pause, until the process is killed. Prints a line before the first put.
 fn work(store: &Store, shape: &Shape, set: u32) -> Result<(), Failure> {
     let mut driver = LoadDriver::new(shape)?;
     let data = Keys::of(set, 0, shape.sequence_pages);

@@ -169,7 +169,7 @@ fn row(
 
 fn show(report: &Report) -> String {
     let header = ["codec", "data", "kernel", "size", "encode GB/s", "decode GB/s", "memcpy GB/s"];
-    let mut out = table(&[&header[..], &["attention error", "worst layer"]].concat());
+    let mut out = table(&[&header[..], &["mean attention error", "in the worst layer"]].concat());
     for row in &report.rows {
         let error = |error: f64| match error {
             0.0 => "none".to_owned(),

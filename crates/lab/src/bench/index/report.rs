@@ -97,19 +97,19 @@ pub fn show(report: &Report) -> String {
         "backend",
         "entries",
         "sync",
-        "ingest/s",
-        "probe p50",
+        "put/s",
+        "probe p50 us",
         "p99 us",
-        "warm us",
+        "warm p50 us",
         "lookup us",
         "run us",
         "write amp.",
         "own",
         "reopen ms",
-        "cold",
-        "killed",
-        "disk B",
-        "memory B",
+        "cold ms",
+        "killed ms",
+        "disk B/page",
+        "memory B/page",
         "removes/s",
         "CPU s",
     ]);
@@ -143,7 +143,7 @@ pub fn show(report: &Report) -> String {
     for row in report.rows.iter().filter(|row| row.probes.len() > 1) {
         for other in &row.probes[1..] {
             more += &format!(
-                "\n{} at {}: probe by {} p50 {:.2} us, p99 {:.2} us",
+                "\n{}, {} pages: probe by {}: p50 {:.2} us, p99 {:.2} us",
                 row.backend,
                 count(row.entries),
                 other.method,
@@ -155,6 +155,7 @@ pub fn show(report: &Report) -> String {
     let Limits { memory_access_ns, append_sync_us } = report.limits;
     format!(
         "{out}{more}\nwrite amp.: bytes written to storage, divided by {} for each page put; own: by the backend's count\n\
+        reopen: after a clean close; cold: without files in the page cache; killed: after SIGKILL\n\
         limits: a read from memory {memory_access_ns:.0} ns, 4 KiB appended and synced \
          {append_sync_us:.0} us",
         bytes(40)

@@ -22,7 +22,7 @@ const LIVE_SEQUENCES: usize = 32;
 /// numbers of the client's next process begin this far after the last reported number; the process
 /// deletes the sequences in the gap.
 pub const UNREPORTED_MAX: u64 = 2_000;
-/// Rounds between two flushes.
+/// Rounds from one flush to the next. A round puts and gets one sequence.
 const FLUSH_EVERY: u64 = 8;
 /// Maximum number of unflushed sequences. At this number a round flushes before it puts.
 const UNFLUSHED_MAX: usize = 16;
@@ -264,7 +264,8 @@ impl Client {
         }
     }
 
-    /// Reads a sequence, compares its bytes, and returns the number of leading pages read.
+    /// Reads sequence `number` of the client with number `client`, and counts wrong bytes. Returns
+    /// the number of leading pages read.
     fn get(&mut self, store: &Store, client: u64, number: u64) -> Result<usize> {
         let sequence = Sequence::new(client, number);
         let mut pages = std::mem::take(&mut self.pages);

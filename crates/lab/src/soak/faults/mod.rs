@@ -64,7 +64,7 @@ struct Report {
     wrong_bytes: u64,
     /// Number of flushed sequences that were looked for, counted anew after each fault.
     looked_for: u64,
-    /// Number of flushed sequences that were not found.
+    /// Number of flushed sequences that [`CHECK_ATTEMPTS`] checks in a row did not find.
     lost: u64,
     slowest_recovery: f64,
     /// Number of recoveries longer than `--within`.
@@ -258,8 +258,9 @@ impl Soak<'_> {
         }
     }
 
-    /// Lets another client read all flushed sequences of client `number`. Counts missing sequences
-    /// in `lost`, and sets `trouble`.
+    /// Lets another client read all flushed sequences of the client at position `number`. Adds the
+    /// number of sequences that [`CHECK_ATTEMPTS`] checks in a row did not find to `lost`. Sets
+    /// `trouble` if sequences are lost or a check has no answer.
     fn check_flushed(&mut self, number: usize) -> Result<(), Failure> {
         let reader = (number + 1) % self.cluster.clients.len();
         let mut missing: Vec<u64> =
@@ -301,7 +302,7 @@ impl Soak<'_> {
 }
 
 fn show(report: &Report, within: f64) {
-    let mut faults = print::table(&["fault", "times", "longest recovery"]);
+    let mut faults = print::table(&["fault", "number of times", "longest recovery"]);
     for outcome in &report.outcomes {
         faults.add_row([
             outcome.kind.text().to_owned(),
@@ -318,7 +319,7 @@ fn show(report: &Report, within: f64) {
         ("put and read", print::bytes(report.bytes)),
         ("wrong bytes", print::count(report.wrong_bytes)),
         ("flushed sequences looked for", print::count(report.looked_for)),
-        ("not found", print::count(report.lost)),
+        ("flushed sequences not found", print::count(report.lost)),
         ("recoveries longer than --within", print::count(report.late)),
         ("--within", format!("{within:.0} s")),
         ("slowest call", format!("{:.1} s", report.slowest_call)),

@@ -67,7 +67,7 @@ impl<'a> Process<'a> {
         Self { context, number, store, words, log, reports: Arc::default(), running: None }
     }
 
-    /// Starts the process with this capacity and soft limit of open files.
+    /// Starts the process with this capacity of the store, and this soft limit of open files.
     ///
     /// # Errors
     /// If the process cannot be started.
@@ -86,8 +86,8 @@ impl<'a> Process<'a> {
             reports.wrong_bytes += state.wrong_bytes;
             reports.slowest = reports.slowest.max(state.slowest);
             reports.checked = None;
-            // Start after all numbers that earlier processes reported, or may have used after their
-            // last report.
+            // Let sequence numbers start after all numbers that earlier processes of this client
+            // reported, or may have used after their last report.
             let last = reports.flushed.last().map_or(0, |last| last + 1);
             let from = state.next.max(last) + UNREPORTED_MAX;
             reports.state.next = from;

@@ -272,8 +272,9 @@ impl Bench {
     }
 
     /// Fills the store, then writes [`CAPACITIES_WRITTEN`] times its capacity. After each set,
-    /// touches two sequences of each page size: one from one of the latest six sets, and one that
-    /// was never put. Returns the number of the last set.
+    /// marks two sequences of each page size as used: one from one of the latest six sets, and one
+    /// that was never put. Counts these sequences, and the sequences found, in `out`. Returns the
+    /// number of the last set.
     fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
         let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {
@@ -290,9 +291,10 @@ impl Bench {
         Ok(sets - 1)
     }
 
-    /// Returns the 99th percentile of gets of at most [`GET_PAGES`] pages from the latest set, in
-    /// microseconds, and the number of the latest set. If `beside` is given, another thread puts at
-    /// most `sets` sets during the gets, starting with set `beside`.
+    /// Returns the 99th percentile of gets of at most [`GET_PAGES`] pages from the set that was put
+    /// last, in microseconds, and the number of this set. At the start, `set` is the set that was
+    /// put last. If `beside` is given, a thread puts at most `sets` sets during the gets, starting
+    /// with set `beside`; the gets end at the latest when the thread ends.
     fn latency(
         &self,
         store: &Store,

@@ -24,7 +24,7 @@ pub struct Figures {
     pub put_ratio: f64,
     pub get_gib_s: f64,
     pub get_ratio: f64,
-    /// Ratio of the rates of reading whole sequences, by bytes per page.
+    /// Ratio of the rates of gets of whole sequences, by bytes per page.
     pub long_read_ratio: BTreeMap<u64, f64>,
     /// 99th percentile of gets of at most 16 pages, in microseconds: without puts, during puts into
     /// free space, and during puts that evict.
@@ -36,7 +36,7 @@ pub struct Figures {
     /// Number of sequences marked as used while the store was filled and overwritten, without a
     /// read of bytes. Half of these sequences were never put.
     pub gets: u64,
-    /// Number of these sequences of which the store had at least the first page.
+    /// Number of the sequences of `gets` whose first page, at least, was in the store.
     pub gets_hit: u64,
     /// Share of the segments' space that is kept free.
     pub reserve_share: f64,
@@ -80,7 +80,7 @@ impl Report {
     /// Formats the report as a table.
     #[must_use]
     pub fn show(&self) -> String {
-        let mut rows = table(&["figure of a full store", "one size", "mixed"]);
+        let mut rows = table(&["figure of a full store", "one page size", "mixed sizes"]);
         let mut row = |name: &str, of: &dyn Fn(&Figures) -> String| {
             rows.add_row([name.to_owned(), of(&self.one_size), of(&self.mixed)]);
         };
@@ -90,7 +90,7 @@ impl Report {
         row("get, relative to a fresh store", &|f| {
             format!("{:.2}  ({:.2} GiB/s)", f.get_ratio, f.get_gib_s)
         });
-        row("whole sequences, relative to a fresh store, by page size", &|f| {
+        row("get of whole sequences, relative to a fresh store, by page size", &|f| {
             let each =
                 f.long_read_ratio.iter().map(|(size, r)| format!("{}: {r:.2}", bytes(*size)));
             each.collect::<Vec<_>>().join(", ")
@@ -102,13 +102,13 @@ impl Report {
         });
         row("reserve and padding", &|f| format!("{:.1} %", 100.0 * f.reserve_padding_share));
         row("extents per run", &|f| format!("{:.2}", f.extents_per_run));
-        row("pieces per page, to 256 KiB", &|f| {
+        row("pieces per page of at most 256 KiB on disk", &|f| {
             format!("p99 {}, max {}", f.small_pages.p99, f.small_pages.max)
         });
-        row("pieces per page, longer", &|f| {
+        row("pieces per page of more than 256 KiB on disk", &|f| {
             format!("p99 {}, max {}", f.large_pages.p99, f.large_pages.max)
         });
-        row("maximum allocated, of the capacity", &|f| {
+        row("maximum allocated bytes, of the capacity", &|f| {
             format!(
                 "{} of {}, {} samples",
                 bytes(f.allocated_bytes_max),
@@ -116,7 +116,7 @@ impl Report {
                 f.allocated_samples
             )
         });
-        row("written / admitted", &|f| format!("{:.3}", f.write_amplification));
+        row("bytes written / bytes admitted", &|f| format!("{:.3}", f.write_amplification));
         format!("{rows}\n{} in {}, {:.0} s", bytes(self.capacity_bytes), self.dir, self.seconds)
     }
 }
