@@ -67,9 +67,10 @@ class CopyingWorker(OffloadingWorker):
         return True
 
     def _places(self, blocks: GPULoadStoreSpec, chunks: Any) -> Iterator[tuple[int, int, int, int]]:
-        """Yields each block's group, number, chunk and index in the chunk. A transfer lists the
-        blocks and the chunks of the first group, then of the second, and so on; the first and the
-        last chunk of a group may lack blocks.
+        """Yields for each block: its group, its id in the engine's KV memory, its chunk in host
+        memory, and its index in the chunk. A transfer lists the blocks and the chunks of the first
+        group, then of the second, and so on; the first and the last chunk of a group may lack
+        blocks.
         """
         block_ids, chunk_ids = blocks.block_ids.tolist(), chunks.tolist()
         past_blocks = past_chunks = 0

@@ -81,7 +81,10 @@ class Bench:
     def _one(self, setup: Setup) -> None:
         left = self.deadline - time.monotonic()
         if left < self.longest_s:
-            why = f"{left:.0f} s were left, a set-up takes {self.longest_s:.0f} s"
+            why = (
+                f"{left:.0f} s were left, a set-up takes {self.longest_s:.0f} s for each length of "
+                "history"
+            )
             self.report.left_out.append((setup.title, why))
             return
         if setup.name == HOST_S3 and self.s3 is None:

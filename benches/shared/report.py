@@ -305,7 +305,7 @@ def _without_hits(run: Run) -> list[str]:
     found = [m.metrics.hit_tokens() for m in run.measured.values() if m.metrics]
     if any(hits.get(tier) for hits in found):
         return []
-    return [f"no hit came from the tier {tier}: {found}"]
+    return [f"no hit came from the tier {tier}; hit tokens by tier, for each length: {found}"]
 
 
 def _aim(what: str, found: Interval, most: float) -> str:

@@ -61,15 +61,17 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     ])
 }
 
-/// Replays the trace with the store's own eviction.
+/// Replays the trace with the store's own eviction, and room for `pages` pages. Hits count from
+/// request `from`.
 fn store(trace: &Trace, pages: u64, page_bytes: u64, from: usize) -> Result<ReplayCounts, Failure> {
     let warm_up = from as f64 / trace.requests().max(1) as f64;
     let sizes = Sizes { capacity_blocks: pages.max(1), block_bytes: page_bytes, warm_up };
     Ok(replay(trace, PolicyKind::default().build().as_mut(), &sizes, &mut |_| ())?)
 }
 
-/// Returns the hit rate of one file per page: a request uses its pages in order, and the least
-/// recently used page is evicted. A page is a hit if it and all pages before it are present.
+/// Returns the hit rate of one file per page, with room for `pages` pages: a request uses its pages
+/// in order, and the least recently used page is evicted. A page is a hit if it and all pages
+/// before it are present. Hits count from request `from`.
 fn files(trace: &Trace, pages: u64, from: usize) -> f64 {
     let mut used: Vec<Option<u64>> = vec![None; trace.footprint()];
     let mut order: BTreeMap<u64, u32> = BTreeMap::new();
