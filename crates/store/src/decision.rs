@@ -290,7 +290,7 @@ mod tests {
         for id in ["2", "_cmpl-1", "1_cmpl-1"] {
             assert!(!third.matches_id(id), "{id}");
         }
-        assert!(!made("a_cmpl-1").matches_id("cmpl-1"), "not a number");
+        assert!(!made("a_cmpl-1").matches_id("cmpl-1"), "`a` is not a number");
     }
 
     #[test]

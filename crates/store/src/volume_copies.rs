@@ -121,8 +121,8 @@ mod tests {
         .encode()
     }
 
-    /// A disk holds up a copy of one owner until the next owner has written its copies, or until
-    /// another store has the directory.
+    /// A disk holds up a copy of one owner's file until the next owner has written its copies, or
+    /// until another store has the directory: the late copy is not stored.
     #[test]
     fn late_copy_replaces_nothing() {
         for (held_up, removed) in

@@ -60,7 +60,7 @@ fn drain_with_an_absent_segment_loses_no_page() {
         }
         let stats = open.store.stats().unwrap().catalog;
         println!(
-            "{absent} pages found without the segment {path}; {:?} {:?}; left in /b: {:?}",
+            "{absent} pages found without the segment {path}; {:?} {:?}; segments left in /b: {:?}",
             stats.absent_space,
             stats.paths,
             segments(&disk, "/b")
@@ -71,7 +71,7 @@ fn drain_with_an_absent_segment_loses_no_page() {
         let again = found(&open);
         assert!(
             again as u64 + evictions >= 60,
-            "pages were lost: of 60, {now} were found, {again} after reopening, {evictions} evicted"
+            "of 60 pages {now} were found, {again} after reopening, and {evictions} were evicted"
         );
     }
 }
@@ -184,7 +184,7 @@ fn live_clients_absent_space_stays_withheld() {
                     && extent.start < other.end()
             };
             let hit = theirs.iter().find(overlaps);
-            assert!(hit.is_none(), "extent {extent:?} overlaps the live client's {hit:?}");
+            assert!(hit.is_none(), "{extent:?} overlaps the live client's {hit:?}");
         }
     }
     assert!(granted > 0, "no put got space");
@@ -225,7 +225,7 @@ fn space_freed_while_reattaching_waits_for_durability() {
     schedule.before(Op::SyncData, "seg-", delete);
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
-    assert_eq!(schedule.hooks(), 0, "the hook of the data sync must have run");
+    assert_eq!(schedule.hooks(), 0, "no segment was synced during the reattachment");
     // Without a flush these puts must not use the space of the deleted pages. The remaining free
     // space suffices, so that no put syncs in search of space.
     for name in 200..207 {
@@ -241,7 +241,7 @@ fn space_freed_while_reattaching_waits_for_durability() {
         let returned = get(&open.store, &scope, &keys).pages;
         broken += promised.saturating_sub(returned);
     }
-    assert_eq!(broken, 0, "pages were promised that cannot be delivered");
+    assert_eq!(broken, 0, "a probe counted pages that a get does not deliver");
 }
 
 /// A volume is unmounted while a store is opened, after the volume's marker was read and before its

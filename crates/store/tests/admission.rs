@@ -88,7 +88,7 @@ fn low_budget_admits_pages_at_second_put() {
     }
     let seen = stats(&open);
     assert_eq!(seen.admission.policy, "second_sight");
-    assert!((15..=17).contains(&stored), "a quarter of the bucket is 16 pages, not {stored}");
+    assert!((15..=17).contains(&stored), "{stored} pages stored, not about 16 (1 MiB)");
     assert_eq!(seen.counters["refused_admission"], 32 - stored);
     let available = seen.admission.available_bytes.unwrap();
     assert!(available < 5 * MIB / 4, "{available}");

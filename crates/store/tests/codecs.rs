@@ -35,9 +35,9 @@ fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     }
 }
 
-/// Returns a page of numbers as in real caches, with few exponents and noisy mantissas. If the
-/// bytes of the key add up to a multiple of `odd`, the page is noise, which no lossless codec
-/// shortens.
+/// Returns a page of numbers as in real caches, with few exponents and noisy mantissas. If `odd` is
+/// not zero and the bytes of the key add up to a multiple of `odd`, the page is noise, which no
+/// lossless codec shortens.
 fn content(scope: &Scope, key: &[u8], odd: usize) -> Vec<u8> {
     let mut bytes = page(scope, key);
     let number = key.iter().map(|byte| usize::from(*byte)).sum::<usize>();
@@ -261,7 +261,7 @@ fn damaged_encoded_page_is_a_miss_and_removed() {
     for at in (0..8).filter(|at| outcome.ok[*at]) {
         assert!(pages[at] == content(&scope, &keys[at], 0), "WRONG BYTES");
     }
-    assert!(open.store.probe(&scope, &refs(&keys)).unwrap() < 8, "the damaged page stays");
+    assert!(open.store.probe(&scope, &refs(&keys)).unwrap() < 8, "the damaged page was kept");
     assert_eq!(
         open.store.stats().unwrap().catalog.counters["damaged_pages"],
         8 - outcome.pages as u64

@@ -54,7 +54,7 @@ fn interrupted_conversion_is_cleaned_up() {
     assert!(!index.join("lsm").exists() && !index.join("lsm.new").exists());
     open.close();
     let same = convert_index(Arc::new(Host), dir.path(), IndexKind::Run, None, &mut |_, _| ());
-    assert_eq!(same.unwrap().runs, 0, "a store that has the index must not be converted");
+    assert_eq!(same.unwrap().runs, 0, "a conversion to the same index must copy no run");
     let none = tempfile::tempdir().unwrap();
     let none = convert_index(Arc::new(Host), none.path(), IndexKind::Run, None, &mut |_, _| ());
     assert_eq!(none.unwrap_err().kind(), ErrorKind::Invalid);
@@ -247,7 +247,7 @@ mod lsm {
         println!("done");
     }
 
-    /// Starts the child, and kills it `pause` after it printed `word`.
+    /// Runs [`converting_child`] in a process, and kills it `pause` after it printed `word`.
     fn kill_after(dir: &Path, word: &str, pause: Duration) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "lsm::converting_child", "--nocapture"])
@@ -283,7 +283,7 @@ mod lsm {
             let before = stored(dir.path());
             kill_after(dir.path(), word, pause);
             let (after, contents, clock) = now(dir.path());
-            assert_eq!(contents, expected, "{before} to {after}, killed at {word} + {pause:?}");
+            assert_eq!(contents, expected, "{before} to {after}, killed {pause:?} after {word:?}");
             assert_eq!(clock, 500 + FEW - 3);
             *if before == after { &mut stayed } else { &mut switched } += 1;
             // A conversion to the index in use removes the files of the other index.
@@ -295,11 +295,11 @@ mod lsm {
                 convert(dir.path(), kind);
                 assert!(
                     !files(dir.path(), other),
-                    "files of the other index remain, killed at {word} + {pause:?}"
+                    "files of the index {other} remain; the kill came {pause:?} after {word:?}"
                 );
             }
         }
-        println!("of 27 conversions {stayed} were killed before the switch, {switched} after it");
-        assert!(stayed >= 6, "only {stayed} of 27 conversions were killed before the switch");
+        println!("of 27 killed conversions {stayed} left the old index, {switched} the new index");
+        assert!(stayed >= 6, "only {stayed} of 27 killed conversions left the old index");
     }
 }

@@ -14,6 +14,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Damage to one file. The numbers are positions in its used part, modulo the length of this part;
+/// in `Flip`, `Zero` and `Swap` the last number is the bit, or the length of the changed range.
 #[derive(Clone, Debug)]
 enum Damage {
     Flip(u64, u8),
@@ -21,7 +23,7 @@ enum Damage {
     Zero(u64, u64),
     Swap(u64, u64, u64),
     Remove,
-    /// Swaps the damaged file with another file of the store.
+    /// Swaps the file with the file of this index, modulo the number of files of the store.
     SwapFiles(usize),
 }
 

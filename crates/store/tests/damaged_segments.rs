@@ -63,7 +63,8 @@ const DAMAGE_KINDS: [DamageKind; 8] = [
     DamageKind::RemovedFile,
 ];
 
-/// Sequences of short pages on all volumes, and long pages.
+/// Returns eight items of short pages, four in each of two scopes, and two items of long pages. The
+/// numbers of their sequences begin at `first`.
 fn items(first: u64) -> Vec<Item> {
     let mut items: Vec<Item> = (first..first + 4)
         .flat_map(|name| {
@@ -151,7 +152,7 @@ impl Located {
         let pages = self.headers.iter().zip(&self.pages).zip(&self.segments);
         pages
             .map(|((header, page), segments)| {
-                // Without one of its segments a run is dropped as a whole.
+                // A run that has lost one of its segments is dropped as a whole.
                 let left = segments.iter().all(|id| after.contains_key(id))
                     && header.iter().chain(page).all(is_same);
                 behind |= is_chained && !left;
@@ -161,7 +162,8 @@ impl Located {
     }
 }
 
-/// Damages the segments of volume `victim` on `disk`, whose segments have the contents `before`.
+/// Damages the segments of volume `victim` on `disk`, whose segments have the contents `before`;
+/// `stale` holds their earlier contents.
 fn damage(
     kind: DamageKind,
     disk: &SimDisk,
@@ -309,7 +311,7 @@ impl Fixture {
             assert_eq!(
                 item.get(&open.store).unwrap().pages,
                 all,
-                "{what}: damaged pages must be stored anew"
+                "{what}: pages that were stored anew must be delivered"
             );
         }
         open.store.flush().unwrap();

@@ -111,7 +111,7 @@ fn undrainable_space_stays_withheld() {
     assert_eq!(
         put(&open.store, &chained(65_536), &sequence(1, 4), None).pages,
         4,
-        "the store must grow"
+        "the put must find space in a new segment"
     );
     open.store.flush().unwrap();
     disk.land(3);

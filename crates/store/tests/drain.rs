@@ -104,7 +104,7 @@ fn unusable_directories_are_refused() {
     std::fs::write(&file, "").unwrap();
     refused(&CapacityChange::AddVolume(text(&file)), "cannot be used");
     fill(&open, 0, 3);
-    assert_eq!(whole(&open.store, 3).len(), 3, "the store must continue");
+    assert_eq!(whole(&open.store, 3).len(), 3, "puts must succeed after refused changes");
     open.close();
 }
 

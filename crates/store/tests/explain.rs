@@ -152,7 +152,7 @@ fn drop_of_the_scope_replaces_an_earlier_cause() {
     put(&open.store, &scope, &keys, None);
     open.store.drop_scope(&scope).unwrap();
     assert_eq!(answers(&open, &scope, &keys), only(Answer::Removed, "scope_dropped", 6));
-    // Page 3 is put after the drop and then deleted: the deletion is its cause.
+    // Page 3 is put after the drop, and deleted after the put: the deletion is its miss cause.
     put(&open.store, &scope, &keys[..4], None);
     open.store.delete(&scope, &refs(&keys[3..])).unwrap();
     let removed = |detail, pages| only(Answer::Removed, detail, pages);
@@ -333,7 +333,8 @@ fn keys_in_another_scope_name_it_and_its_differences() {
         differs.map(|d| [&d.field, &d.asked, &d.stored].map(String::clone)).collect::<Vec<_>>()
     };
     assert_eq!(fields(&explanation), [["dtype", "fp8", "bfloat16"].map(str::to_owned)]);
-    // A scope that was never registered is compared if its description is known.
+    // An explanation compares a scope that was never registered if the request passes the scope's
+    // description, but not if the request passes only the scope's id.
     let unregistered = Scope { salt: b"two".to_vec(), ..stored.clone() };
     let explanation = explain(&open, &unregistered, &keys);
     assert!(!explanation.is_registered);
@@ -401,7 +402,7 @@ fn measures_an_explanation() {
             })
             .collect();
         took.sort_unstable();
-        println!("256 {what}: median {:?}, longest {:?}", took[100], took[199]);
+        println!("256 keys, {what}: median {:?}, longest {:?}", took[100], took[199]);
     }
     open.close();
 }

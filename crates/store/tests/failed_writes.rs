@@ -33,7 +33,7 @@ fn faulty() -> (Schedule, Open) {
     (schedule, open)
 }
 
-/// Puts single pages. Returns the outcomes.
+/// Puts the first `count` pages of sequence `name`, one page in each put. Returns the outcomes.
 fn put_pages(store: &Store, name: u64, count: usize) -> Vec<Outcome> {
     let keys = sequence(name, count);
     keys.chunks(1).map(|key| put(store, &unchained(PAGE), key, None)).collect()

@@ -206,7 +206,8 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
     flushed
 }
 
-/// Runs the workload with one fault. Returns whether the store was poisoned.
+/// Runs [`small_life`] with `fault` at the `nth` operation of the medium. Returns whether the store
+/// was poisoned.
 fn run_with_fault(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     let scope = chained(64 << 10);
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
@@ -241,7 +242,7 @@ fn run_with_fault(opts: &Options, fault: MediumFault, nth: u64) -> bool {
         let evicted = !stopped;
         assert!(
             present >= pages || evicted,
-            "{fault:?} {nth}: sequence {name} had {pages} pages, has {present}"
+            "{fault:?} at operation {nth}: sequence {name} had {pages} pages, has {present}"
         );
     }
     assert_eq!(put(&open.store, &scope, &sequence(60, 4), None).pages, 4, "{fault:?} {nth}");
@@ -251,9 +252,9 @@ fn run_with_fault(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     stopped
 }
 
-/// Runs the workload many times, each time with one fault at another operation. The store delivers
-/// no wrong byte, and continues, or is poisoned and continues after it is opened again. Flushed
-/// pages that a poisoned store still returns survive a power loss.
+/// Runs [`small_life`] many times, each time with one fault at another operation. The store
+/// delivers no wrong byte, and continues, or is poisoned and continues after it is opened again.
+/// Flushed pages that a poisoned store still returns survive a power loss.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };

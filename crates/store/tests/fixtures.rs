@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Unpacks a fixture. The store is in `store`.
+/// Unpacks a fixture, whose store is in the subdirectory `store`.
 fn unpacked(name: &str) -> tempfile::TempDir {
     let packed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
     let dir = tempfile::tempdir().unwrap();
@@ -111,8 +111,8 @@ fn format_1_store_holds_every_kind_of_file_and_slice() {
     let index = files("index");
     assert!(index.iter().any(|name| name.starts_with("checkpoint-")), "{index:?}");
     let journal = index.iter().rfind(|name| name.starts_with("journal-")).unwrap();
-    assert!(fs::metadata(store.join("index").join(journal)).unwrap().len() > 100, "no record");
-    assert!(fs::metadata(store.join("RESERVATIONS")).unwrap().len() > 80, "no reservation");
+    assert!(fs::metadata(store.join("index").join(journal)).unwrap().len() > 100, "empty journal");
+    assert!(fs::metadata(store.join("RESERVATIONS")).unwrap().len() > 80, "empty log");
 
     let (mut codecs, mut extents, mut slices) = (BTreeSet::new(), 0, 0);
     let (mut parents, mut keys) = (BTreeSet::new(), BTreeSet::new());

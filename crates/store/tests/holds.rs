@@ -109,7 +109,7 @@ fn all_retentions_lapse_in_one_pass() {
 fn zero_retention_limit_ends_all_retentions() {
     let (open, catalog) = open(|| 1000);
     let mut put = 0;
-    compare("smaller share of retentions", |runs| {
+    compare("retention limit of zero", |runs| {
         let scope = commit_single_page_runs(&catalog, &unchained(64), put..put + runs, 50_000);
         put += runs;
         let none = ScopeSettings { retained_bytes: Some(0), ..Default::default() };

@@ -23,7 +23,7 @@ fn client(open: &Open, number: u64) -> Arc<Store> {
 }
 
 /// Fills a store, and leases pages for one client until the store refuses a lease. Returns the
-/// leases and the refusal.
+/// leases, each with the number of its sequence, and the refusal.
 fn hoard(open: &Open, hoarder: &Store) -> (Vec<(u64, LeaseNumber)>, Error) {
     let scope = chained(PAGE);
     let names = 0..MIB_ALL * MIB / (PAGE * PAGES as u64);

@@ -70,13 +70,13 @@ fn long_pages_replace_short_pages_and_each_other() {
     }
     let is_present = |name: &u64| get(&open.store, &long, &sequence(*name, 1)).pages == 1;
     let present: Vec<u64> = (0..20).filter(is_present).collect();
-    assert!((2..=9).contains(&present.len()), "{} of 20 pages fit", present.len());
+    assert!((2..=9).contains(&present.len()), "{} of 20 long pages are present", present.len());
     for name in 0..80 {
         open.store.delete(&short, &refs(&sequence(name, 8))).unwrap();
     }
     let placed = present.iter().map(|name| place(&open, &long, &sequence(*name, 1)).units() * UNIT);
     let used = open.store.stats().unwrap().catalog.used_bytes;
-    assert_eq!(used, placed.sum::<u64>(), "an evicted page left a piece");
+    assert_eq!(used, placed.sum::<u64>(), "a piece of an evicted page still takes space");
     open.close();
 }
 

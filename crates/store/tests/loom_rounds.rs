@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 const CALLERS: usize = 3;
 
+/// How the rounds of a [`Disk`] end.
 #[derive(Clone, Copy, Debug)]
 enum First {
     /// Every round succeeds.
@@ -122,7 +123,7 @@ fn rounds_are_shared_and_durable() {
         count.fetch_add(1, Plain::Relaxed);
     });
     assert!(SHARED.load(Plain::Relaxed) > 0, "no two callers ever shared a round");
-    assert!(ALONE.load(Plain::Relaxed) > 0, "the callers never needed a round each");
+    assert!(ALONE.load(Plain::Relaxed) > 0, "the callers never had a round each");
 }
 
 #[test]

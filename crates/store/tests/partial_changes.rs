@@ -71,7 +71,7 @@ fn change_on_full_disk_loses_nothing() {
             file.read_at(&mut bytes, 0).unwrap();
             bytes
         };
-        assert!(file("MANIFEST") == file("MANIFEST.copy"), "{name}: MANIFEST.copy differs");
+        assert!(file("MANIFEST") == file("MANIFEST.copy"), "{name}: MANIFEST and its copy differ");
         assert_eq!(found(&open), PAGES);
     }
 }

@@ -48,7 +48,7 @@ fn scope_over_quota_evicts_its_own_leaves() {
             open = common::open(dir.path(), 12);
         }
     }
-    assert!(usage(&open, &tenant).bytes > 2 * MIB, "the quota must be used up");
+    assert!(usage(&open, &tenant).bytes > 2 * MIB, "most of the quota must be in use");
     let counters = stats(&open).counters;
     assert!(counters["evicted_quota"] > 0 && evictions_have_causes(&counters));
     let alive = |name| open.store.probe(&other, &refs(&sequence(name, 8))).unwrap();
@@ -56,7 +56,10 @@ fn scope_over_quota_evicts_its_own_leaves() {
     for name in 0..40 {
         let present = open.store.exists(&tenant, &refs(&sequence(name, 8))).unwrap();
         let prefix = present.iter().take_while(|present| **present).count();
-        assert!(present[prefix..].iter().all(|present| !present), "not leaf first: {present:?}");
+        assert!(
+            present[prefix..].iter().all(|present| !present),
+            "a page was evicted before the pages after it: {present:?}"
+        );
     }
     open.close();
 }
@@ -107,6 +110,9 @@ fn quota_can_be_lowered_lifted_and_zero() {
     open.close();
 }
 
+/// An action. A `bool` selects the chained scope if true, otherwise the unchained scope. `Put`,
+/// `Get` and `Delete` name a sequence; `Put` puts a number of its pages, and `Delete` deletes its
+/// pages from an index on. `Configure` sets a quota in bytes, or none.
 #[derive(Clone, Debug)]
 enum Act {
     Put(bool, u64, usize),

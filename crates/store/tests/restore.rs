@@ -287,8 +287,8 @@ fn pages_behind_a_lost_page_return_with_it() {
     open.close();
 }
 
-/// An evicted run may still have an intact first page on the disk; the run that was put later has
-/// all pages.
+/// An evicted run of a sequence may still have an intact first page on the disk; the run of a later
+/// put of the same sequence has all pages.
 #[test]
 fn salvage_prefers_a_later_run_to_an_evicted_run() {
     let disk = SimDisk::new(96 * MIB);
@@ -314,7 +314,7 @@ fn salvage_prefers_a_later_run_to_an_evicted_run() {
     let open = open_sim(&disk);
     for (name, pages) in expected {
         let found = get(&open.store, &chained(PAGE), &sequence(name, 12)).pages;
-        assert!(found >= pages, "{found} of {pages} pages of sequence {name}");
+        assert!(found >= pages, "only {found} of {pages} pages of sequence {name}");
     }
     open.close();
 }
@@ -362,7 +362,8 @@ fn slot(open: &Open, scope: &Scope) -> u32 {
     catalog.resolve(scope, false).unwrap().unwrap().slot.0
 }
 
-/// One copy lists a scope that the other copy no longer lists, because the scope was dropped.
+/// The copy of the scopes on one volume lists a scope that the copy on the other volume no longer
+/// lists, because the scope was dropped.
 #[test]
 fn scope_dropped_by_any_copy_stays_dropped() {
     let disk = SimDisk::new(96 * MIB);
@@ -390,8 +391,8 @@ fn dirs_on(disk: &SimDisk, options: &Options) -> Vec<String> {
     stats.paths.into_iter().map(|path| path.dir).collect()
 }
 
-/// An owner adds a directory. One volume keeps an earlier copy of the same owner, which does not
-/// name this directory.
+/// An owner adds a directory. One volume keeps an earlier copy of this owner's manifest, which does
+/// not name the directory.
 #[test]
 fn latest_copy_of_an_owner_is_used() {
     let disk = SimDisk::new(96 * MIB);
@@ -587,7 +588,7 @@ fn unsuitable_directories_are_refused() {
     refused(&disk, &OTHERS, "not empty");
 }
 
-/// A restore ends at one of many of its operations, by an error and a power failure. Until the
+/// All operations of a restore fail from one of its operations on, and the power fails. Until the
 /// restore is repeated, an opening fails, or finds all pages because the restore was complete.
 #[test]
 fn interrupted_restore_can_be_repeated() {

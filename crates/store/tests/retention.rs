@@ -110,7 +110,7 @@ fn retained_pages_stay_under_pressure_until_their_end() {
     assert_eq!(retained(&open), 0);
     overfill(&open, &scope, 100);
     assert_eq!(present_pages(&open, &scope, 1000), 0);
-    // The end of this retention has passed: the put stores the pages without retention.
+    // This put asks for a retention that ends now: the put stores the pages without retention.
     assert_eq!(put_until(&open.store, &scope, &sequence(1002, 8), until(60_000)).pages, 8);
     assert_eq!(retained(&open), 0);
     open.close();
@@ -200,8 +200,8 @@ fn earliest_retention_is_released_at_the_limit() {
         assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 2);
     }
-    // The limit is now half of the store: the retentions of the first 60 puts end last, so those in
-    // force stay, and later puts are retained besides them.
+    // The limit is now half of the store. The retentions of the first 60 puts end last, so the
+    // store releases no more of them, and retains pages of the next 60 puts besides.
     assert_eq!(present_pages(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
     // When the limit is lowered, the store releases the excess immediately.

@@ -122,7 +122,7 @@ fn close_leaves_nothing_appended_to_the_registry() {
     let open = open_with(disk.clone());
     put(&open.store, &salted(0), &sequence(1, 3), None);
     open.close();
-    assert!(is_head(&disk), "earlier builds cannot read the registry of a closed store");
+    assert!(is_head(&disk), "a close left appended records, which earlier builds cannot read");
     let open = open_with(disk.clone());
     assert_eq!(open.store.probe(&salted(0), &refs(&sequence(1, 3))).unwrap(), 3);
     for salt in 1..4 {
@@ -266,7 +266,7 @@ fn crash_while_registering_keeps_registrations() {
             let next = register(state, &salted(1)).unwrap();
             assert!(
                 before.values().all(|slot| *slot < next),
-                "the slot {next:?} of a new scope was given to an earlier scope"
+                "the slot {next:?} of a new scope is not above the slots of all earlier scopes"
             );
         };
         // To save time, check the recorded disks of only two salts in ten, and of each salt with

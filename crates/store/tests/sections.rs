@@ -1,5 +1,5 @@
-//! Gets in sections, for every encoding of pages: the store announces a section when every page of
-//! the get has its bytes in the caller's memory.
+//! Gets in sections, for every encoding of pages: the store announces a section when the section's
+//! bytes of every page of the get are in the caller's memory.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -151,7 +151,7 @@ fn client_of_another_name_cannot_end_a_reservation() {
     core.close().unwrap();
 }
 
-/// A path with links or dots names the same directory.
+/// A path with symbolic links or dots names the same directory as the path without them.
 #[test]
 fn alias_of_a_directory_is_recognised() {
     let dir = tempfile::tempdir().unwrap();

@@ -91,7 +91,7 @@ fn stalled_scrub_delays_no_drain_and_no_close() {
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
     wait_until("the scrub reads the stalled disk", || schedule.injected() > 0);
     drain(&open, &dir.path().join("disk2"), LONG).unwrap();
-    wait_until("scrubbing continues on the other disk", || {
+    wait_until("scrubbing continues on disk1", || {
         let scrubbed = open.store.stats().unwrap().catalog.counters["scrubbed_runs"];
         scrubbed > PAGES as u64
     });
@@ -132,7 +132,7 @@ fn stalled_relocation_delays_no_drain_of_another_volume() {
     let paths = open.store.stats().unwrap().catalog.paths;
     assert!(paths.iter().all(|path| !path.dir.ends_with("disk2")), "{paths:?}");
     schedule.heal();
-    wait_until("the first drain continues", || {
+    wait_until("the drain of disk0 completes", || {
         open.store.stats().unwrap().catalog.paths.len() == 1
     });
     assert_eq!(found(&open), PAGES, "pages were lost");
@@ -228,7 +228,7 @@ fn commit_ends_while_a_sync_stalls() {
     // About 600 records fill the index's buffer. The next commit needs a sync, which stalls.
     let started = Instant::now();
     let stored = (0..2000).take_while(|name| put_one(*name) == 1).count();
-    assert!((1..2000).contains(&stored), "{stored} puts needed no sync");
+    assert!((1..2000).contains(&stored), "{stored} of 2,000 puts were stored");
     assert!(started.elapsed() < LONG);
     schedule.heal();
     wait_until("puts are stored again", || put_one(2000) == 1);

@@ -68,7 +68,7 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     let began = Instant::now();
     for key in &other {
         let ticket = start_get(&open, &scope, key, LONG);
-        assert_eq!(ticket.wait(Some(LONG)).expect("the get waits for a thread").pages, 1);
+        assert_eq!(ticket.wait(Some(LONG)).expect("the get still waits").pages, 1);
         assert_eq!(get(&open.store, &scope, std::slice::from_ref(key)).pages, 1);
     }
     assert!(!caught[0].done(), "a get from the stalled disk has ended");
@@ -195,7 +195,7 @@ fn ticket_that_waits_for_a_thread_ends_at_its_deadline() {
         })
         .collect();
     let outcome = start_get(&open, &scope, &keys[0], SHORT).wait(Some(LONG));
-    assert_eq!(outcome.expect("the ticket waits for a thread").reason, "deadline");
+    assert_eq!(outcome.expect("the get still waits").reason, "deadline");
     drop(release);
     for ticket in &reads {
         assert!(ticket.wait(Some(LONG)).is_some());

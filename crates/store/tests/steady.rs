@@ -39,6 +39,7 @@ struct Steady {
     catalog: LocalCatalog,
     kinds: Vec<Kind>,
     capacity: u64,
+    /// Bytes of space that puts have reserved.
     put: u64,
 }
 
@@ -145,6 +146,8 @@ impl Steady {
     }
 }
 
+/// Ages a store of `gib` GiB. Checks its extents per run, and that at most `free_percent` percent
+/// of its space is not in use.
 fn check(gib: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
     let mut steady = Steady::new(gib << 30, policy, shapes);
     let health = steady.age();

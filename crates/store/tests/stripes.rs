@@ -146,7 +146,7 @@ fn full_store_spreads_sequences_over_volumes() {
     let limit = 16 * whole.len() as u64;
     assert!(
         most <= limit,
-        "on its fullest volume each sequence holds too much: {most} MiB in all, more than half of all"
+        "the bytes of each sequence on its fullest volume add up to {most} MiB, above {limit} MiB"
     );
     open.close();
 }

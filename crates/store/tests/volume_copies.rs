@@ -42,7 +42,7 @@ fn copies_follow_changes_and_a_drain_removes_them() {
     change(CapacityChange::AddVolume("/c".to_owned()));
     change(CapacityChange::DrainVolume("/a".to_owned()));
     assert_eq!(disk.list(Path::new("/a")).unwrap(), [""; 0]);
-    // Leave the file of a copy, as a kill during the removal may.
+    // Create the file of a copy again, as a kill during the removal of the copies may leave it.
     let access = Access { write: true, create: true, direct: false };
     disk.open(Path::new("/a/VOLUME.manifest"), access).unwrap();
     change(CapacityChange::AddVolume("/a".to_owned()));
@@ -75,8 +75,8 @@ fn stalled_copy_delays_no_call() {
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    until("a copy stalls", &|| at("disk1/VOLUME.scopes.new").exists());
-    until("the other volume has copies", &|| at("disk2/VOLUME.manifest").exists());
+    until("the copy to disk1 stalls", &|| at("disk1/VOLUME.scopes.new").exists());
+    until("disk2 has copies", &|| at("disk2/VOLUME.manifest").exists());
     let scopes = |name: &str| std::fs::read(at(name)).unwrap();
     let before = scopes("disk2/VOLUME.scopes");
     for number in 0..20 {
@@ -85,13 +85,13 @@ fn stalled_copy_delays_no_call() {
         assert_eq!(get(&open.store, &scope, &sequence(1, 2)).pages, 2);
     }
     open.store.flush().unwrap();
-    until("the other volume has later copies", &|| scopes("disk2/VOLUME.scopes") != before);
+    until("disk2 has later copies", &|| scopes("disk2/VOLUME.scopes") != before);
     assert!(!at("disk1/VOLUME.manifest").exists() && began.elapsed() < Duration::from_secs(60));
     let closed = Instant::now();
     open.close();
     assert!(closed.elapsed() < Duration::from_secs(10));
     schedule.heal();
-    until("the stalled copy ends", &|| at("disk1/VOLUME.manifest").exists());
+    until("the copy to disk1 ends", &|| at("disk1/VOLUME.manifest").exists());
 }
 
 /// All operations on the copies fail: puts, flushes and the close of the store succeed.

@@ -187,7 +187,7 @@ fn lost_volume_returns() {
         kept.iter().filter(|item| !item.volumes(&open).contains(&1)).collect();
     assert!(
         (5..kept.len()).contains(&elsewhere.len()),
-        "{} of {} items are elsewhere",
+        "{} of {} items have no page on volume 1",
         elsewhere.len(),
         kept.len()
     );
@@ -306,7 +306,7 @@ fn tiny_volume_refuses_no_put_beside_a_large_volume() {
 }
 
 /// Threads put short and long pages into a new store at the same time: no put finds the store full,
-/// and the volumes differ by at most one segment.
+/// and the numbers of segments of the volumes differ by at most one.
 #[test]
 fn concurrent_puts_grow_all_volumes() {
     let disk = SimDisk::new(512 * MIB);

@@ -253,7 +253,7 @@ mod tests {
         causes.note_at([PageHash::NONE], EVICTED, 0);
         assert_eq!((causes.of(PageHash::NONE), causes.of(page(0, 0))), (None, None));
         causes.note_at([page(5, 0)], EVICTED, 0);
-        assert_eq!(causes.of(page(5, 0)), Some((EVICTED, 0)), "the high half may be zero");
+        assert_eq!(causes.of(page(5, 0)), Some((EVICTED, 0)), "a hash's high half may be zero");
     }
 
     #[test]

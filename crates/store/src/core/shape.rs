@@ -174,7 +174,7 @@ mod tests {
         core.shape.next_number.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
         core.shape.ensure_numbers(Instant::now()).unwrap();
         assert_eq!(core.shape.unique_number(), first(upper as u32 + 1));
-        // The store is not closed cleanly, but its manifest has the new upper half.
+        // The store is not closed cleanly, but its manifest has the new upper half of the numbers.
         drop(core);
         let next = open(None);
         assert_eq!(next.shape.unique_number(), first(upper as u32 + 2));

@@ -164,6 +164,8 @@ fn oversized_loop_is_kept_in_part() {
     }
 }
 
+/// An action. `which`, `parent`, `child` and the numbers of `Drop`, `Protect` and `Unprotect`
+/// select a run; `Evict` has a number of units.
 #[derive(Clone, Debug)]
 enum Action {
     Put { parent: Option<usize>, page: u32, pages: u32 },
@@ -259,6 +261,8 @@ impl Index {
         behind.into_iter().for_each(|child| self.truncate(child, 0, policy));
     }
 
+    /// Evicts at least `units` units, if unprotected runs have as many, and checks the victims.
+    /// With `exact`, checks that they are the least recently used pages.
     fn evict(&mut self, units: u64, policy: &mut dyn Eviction, exact: bool) {
         let protected = self.protected.clone();
         let victims = policy.victims(units, &|run: RunId| protected.contains(&run.0));
@@ -294,6 +298,7 @@ impl Index {
     }
 }
 
+/// Applies `actions` to a policy and to the model. `exact`: see [`Index::evict`].
 fn run(actions: &[Action], policy: &mut dyn Eviction, exact: bool) {
     let mut index = Index::default();
     for action in actions {
@@ -371,7 +376,7 @@ proptest! {
         run(&actions, &mut lru(1), true);
     }
 
-    /// Another policy takes over as soon as the previous switch has ended.
+    /// The tree begins to switch to another policy as soon as the previous switch has ended.
     #[test]
     fn switching_policies_loses_no_piece(actions in actions(true)) {
         let tree = Tree::new(Box::new(Lru::new()), 8);

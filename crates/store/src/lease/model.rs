@@ -152,7 +152,7 @@ fn uncounted_leases_pin_beyond_the_share() {
     let (lease, taken) = table.grant_leading(&runs, |_| 1, 4, SECOND, ME).unwrap();
     assert_eq!((taken, table.leased_units()), (2, 2));
     assert!(table.defer(RunId(0), vec![extent(0)]).is_empty());
-    assert!(table.release(lease).is_empty(), "the read has not ended");
+    assert!(table.release(lease).is_empty(), "the read's lease pins the run");
     assert_eq!((table.leased_units(), table.leased_runs()), (0, 4));
     assert_eq!(table.release(read), [extent(0)]);
 }
@@ -165,6 +165,8 @@ fn lease_numbers_start_at_the_boot_clock() {
     assert!(now > Duration::ZERO && BootClock.now() >= now);
 }
 
+/// An action. `Release` selects a lease, `DropClient` a client. `Forget` removes an extent from a
+/// run, as the index does. `Pass` lets a number of seconds pass.
 #[derive(Clone, Debug)]
 enum Action {
     Grant { runs: Vec<u64>, seconds: u64, client: u64, counted: bool },

@@ -7,7 +7,7 @@ pub fn explain(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Explanation {
     let explanation = open.store.explain(scope, &refs(keys)).unwrap();
     let mut next = 0;
     for span in &explanation.spans {
-        assert_eq!(span.at, next, "the spans cover all keys in order");
+        assert_eq!(span.at, next, "spans must cover all keys in order");
         next += span.pages;
     }
     assert_eq!(next as usize, keys.len());
@@ -24,7 +24,8 @@ pub fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u3
     vec![(answer, detail.to_owned(), pages)]
 }
 
-/// Asserts answer and detail of the first missing pages, and that their answer has an age.
+/// Asserts the answer and the detail of the first span that is not a hit, and that this span has an
+/// age.
 pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
     let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);

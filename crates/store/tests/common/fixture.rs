@@ -85,7 +85,7 @@ pub fn content(scope: &Scope, key: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// All sequences that the fixture's live scopes get, in order of putting.
+/// Returns the sequences of the scopes that the fixture keeps, in the order of their puts.
 pub fn contents() -> Vec<Pages> {
     let long_key = (0..64).collect::<Vec<u8>>();
     let mut all = vec![

@@ -36,7 +36,8 @@ pub fn fill_with(disk: &SimDisk, options: &Options) {
     open.close();
 }
 
-/// Number of pages found, over all sequences.
+/// Gets the sequences of [`fill`]. Returns the number of leading pages that were delivered, summed
+/// over the sequences.
 pub fn found(open: &Open) -> usize {
     (0..SEQUENCES).map(|name| get(&open.store, &chained(65_536), &sequence(name, 8)).pages).sum()
 }

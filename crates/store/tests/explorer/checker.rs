@@ -72,13 +72,13 @@ impl Bounds {
                 assert_eq!(
                     least & !pages,
                     0,
-                    "flushed pages of sequence {at} were lost: {least:b}, {pages:b}"
+                    "flushed pages of sequence {at} were lost: {least:b} required, {pages:b} left"
                 );
             }
             assert_eq!(
                 pages & !most,
                 0,
-                "removed pages of sequence {at} returned: {most:b}, {pages:b}"
+                "removed pages of sequence {at} returned: permitted {most:b}, present {pages:b}"
             );
             if absent {
                 check_probe(&open.store, at, pages);
@@ -94,7 +94,7 @@ impl Bounds {
         }
         assert!(
             found.allocated_bytes <= self.ceiling,
-            "{} bytes are allocated, more than {}",
+            "{} bytes are allocated, more than the permitted {} bytes",
             found.allocated_bytes,
             self.ceiling
         );
@@ -121,7 +121,7 @@ impl Bounds {
             // is then refused with the reason `absent_space`.
             let absent = absent && outcome.reason == "absent_space";
             let refused = !self.has_room || !is_change_complete(&now) || absent;
-            assert!(refused, "a put was refused ({}): {now:?}", outcome.reason);
+            assert!(refused, "a put found no space ({}): {now:?}", outcome.reason);
         }
         open.store.flush().unwrap();
         assert_eq!(get(&open.store, scope, &fresh).pages, stored);

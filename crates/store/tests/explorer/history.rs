@@ -179,8 +179,8 @@ impl History {
         open
     }
 
-    /// Converts a store whose index is `memory`. Checks the store after a power loss at recorded
-    /// moments of the conversion.
+    /// Creates a store whose index is `memory`, and converts it to `run`. Checks the store after a
+    /// power loss at recorded moments of the creation and of the conversion.
     fn convert(&mut self) {
         self.options.index = Some(IndexKind::Memory);
         let open = self.open();
@@ -304,7 +304,7 @@ impl History {
         if is_durable {
             self.mark_durable(present);
         }
-        // Check the state at the end of the operation as well.
+        // Check as well the state that a power loss after the operation would leave.
         let seed = self.rng.next();
         let disk = self.recording.disk().crash(seed);
         self.check_state(seed, disk);
@@ -371,8 +371,8 @@ impl History {
         assert!(known, "{message}");
     }
 
-    /// Runs a flush or maintenance. Commits `unfinished` during this call, after `after` changes of
-    /// the disk.
+    /// Runs a maintenance pass if `maintain`, otherwise a flush. Commits `unfinished` during this
+    /// call, after `after` changes of the disk.
     fn commit_concurrently(
         &mut self,
         open: &Open,
@@ -384,7 +384,7 @@ impl History {
         let present = present_pages(&open.store);
         self.check_protected(open, &present);
         // In `durable` mode a commit within a sync would wait for this sync forever, so the commit
-        // follows the call.
+        // follows the flush or the maintenance pass.
         let within = self.options.durability == Durability::Cache;
         if let Some(unfinished) = unfinished {
             let after = if within { after } else { u64::MAX };
@@ -436,8 +436,8 @@ impl History {
             .map(|&(at, pages, _)| (at, pages))
             .collect();
         self.retained.retain(|(.., end)| *end > NOW.get());
-        // A sequence may have several retentions: once one of them has ended, a crash may lose its
-        // retained pages.
+        // A sequence may have several retentions. Once one of them has ended, expect none of the
+        // sequence's retained pages after a crash.
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 
@@ -470,7 +470,10 @@ impl History {
         }
         assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
         let evicted = found.counters["evicted_pages"];
-        assert!(evicted == 0 || !self.workload.never_full, "{evicted} pages evicted without need");
+        assert!(
+            evicted == 0 || !self.workload.never_full,
+            "a store that is never full evicted {evicted} pages"
+        );
     }
 
     fn mark_durable(&mut self, present: Vec<Pages>) {

@@ -134,7 +134,7 @@ pub fn check_probe(store: &Store, at: usize, present: Pages) {
     assert_eq!(
         probed,
         present.trailing_ones() as usize,
-        "a probe of sequence {at}, which has the pages {present:b}"
+        "a probe must end at the first missing page of sequence {at}: {present:b} are present"
     );
 }
 

@@ -109,7 +109,7 @@ fn no_moment_of_power_loss_costs_flushed_pages() {
     println!("{states} crash states of {histories} histories, {rate:.0} per second");
     assert!(states >= states_min);
     let split = split.into_inner();
-    assert!(split >= histories / 36, "{split} of {histories} histories have pages in pieces");
+    assert!(split >= histories / 36, "only {split} of {histories} histories split pages");
 }
 
 /// A failure is reproducible from its seed: a history repeats the same changes of its disk.

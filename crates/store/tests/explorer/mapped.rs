@@ -39,7 +39,7 @@ fn kills_of_mapped_stores_keep_flushed_pages() {
 /// A process on the machine's own file system that can be killed.
 #[derive(Clone, Debug, Default)]
 struct Process {
-    /// Changes until the kill; `None` if the history plans no kill.
+    /// Number of changes of files until the kill; `None` if the history plans no kill.
     left: Arc<Mutex<Option<u64>>>,
 }
 
@@ -169,7 +169,7 @@ impl MappedHistory {
     fn put(&mut self, open: &Open, at: usize, pages: usize) {
         self.most[at] |= leading(pages);
         let stored = put(&open.store, at, pages, 0).unwrap().pages;
-        assert_eq!(stored, pages, "a page was not stored");
+        assert_eq!(stored, pages, "a put did not store all its pages");
     }
 
     /// Kills the owner within three puts and a flush, or after them.

@@ -6,8 +6,9 @@ use crate::workload::Workload;
 use ritornello_codec::Codec;
 use ritornello_format::ScopeSettings;
 
-/// One operation. `at` is the number of a sequence, `pages` a number of its leading pages, and
-/// `after` the number of changes of the disk before a kill or a concurrent commit.
+/// One operation. `at` is the number of a sequence, `pages` a number of its leading pages, `kind`
+/// the index of a scope, and `after` the number of changes of the disk before a kill or a
+/// concurrent commit.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// Puts the first pages of a sequence. Retains them for `hours` hours, unless this is zero.
@@ -32,9 +33,9 @@ pub enum Operation {
     Clear,
     Flush,
     Maintain,
-    /// A flush or maintenance, and the commit of a put whose runs were written before it. The
-    /// commit comes after `after` changes of the disk; after the call if the call makes fewer
-    /// changes, or if puts are durable.
+    /// A flush or, with `maintain`, a maintenance pass, and the commit of a put whose runs were
+    /// written before it. The commit comes after `after` changes of the disk; after the flush or
+    /// the pass if there are fewer changes, or if puts are durable.
     ConcurrentCommit {
         at: usize,
         pages: usize,
@@ -79,8 +80,9 @@ pub enum Operation {
     Crash {
         seed: u64,
     },
-    /// The next sync of a file whose path contains `part` fails and drops dirty pages. The owner is
-    /// poisoned and ends; the next owner opens the store, puts and flushes.
+    /// The owner puts and flushes. The next sync of a file whose path contains `part` fails and
+    /// drops dirty pages. If the flush makes such a sync, the poisoned owner ends as `end` says,
+    /// and the next owner opens the store, puts and flushes.
     FailSync {
         part: &'static str,
         at: usize,
@@ -99,7 +101,7 @@ pub enum Operation {
         nth: u64,
         reopen: bool,
     },
-    /// The volume returns for the running owner or, with `reopen`, for the next owner.
+    /// The absent volume returns for the running owner or, with `reopen`, for the next owner.
     ReturnVolume {
         reopen: bool,
     },
@@ -115,7 +117,7 @@ pub enum Operation {
     ClientFlush {
         client_number: usize,
     },
-    /// A client reserves space for a put.
+    /// A client reserves space for a put, unless it has an unfinished put.
     ClientReserve {
         client_number: usize,
         at: usize,
@@ -127,9 +129,9 @@ pub enum Operation {
         client_number: usize,
         commit: bool,
     },
-    /// A client is killed after `after` changes of a put, with writes in flight. The owner learns
-    /// of the death, and with `maintain` runs its periodic work, which may reuse the space of the
-    /// client's reservations.
+    /// A client is killed after `after` changes of the disk by its puts, with up to `in_flight`
+    /// segment writes in flight. The owner learns of the death, and with `maintain` runs its
+    /// periodic work, which may reuse the space of the client's reservations.
     ClientKill {
         client_number: usize,
         at: usize,
@@ -155,8 +157,8 @@ pub enum OwnerEnd {
 }
 
 impl Operation {
-    /// Chooses an operation. With `plain`, it does not change the store's capacity, directories,
-    /// settings or clock, and neither retains, leases nor scrubs pages.
+    /// Chooses an operation. With `plain`, the operation does not change the store's capacity,
+    /// directories, settings or clock, and neither retains, leases nor scrubs pages.
     pub fn choose(rng: &mut Rng, plain: bool) -> Self {
         let sequences = if plain { SEQUENCES - SEQUENCES_PER_KIND as usize } else { SEQUENCES };
         let at = rng.below(sequences as u64) as usize;

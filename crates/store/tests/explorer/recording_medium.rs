@@ -145,7 +145,8 @@ impl RecordingMedium {
         }
     }
 
-    /// Runs before every change: completes writes in flight, and runs an action that is due.
+    /// Runs before every change: at random completes writes in flight, and runs the action of
+    /// [`Self::concurrent_action`] when it is due.
     fn before_change(&self) {
         if self.is_dead() {
             return;

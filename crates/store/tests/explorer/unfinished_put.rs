@@ -18,7 +18,7 @@ pub struct UnfinishedPut {
     at: usize,
     count: usize,
     sums: Vec<Option<u64>>,
-    /// Whether the scope was dropped; a commit then stores no pages.
+    /// Whether the scope was dropped after the reservation: a commit stores no pages of it.
     pub void: bool,
     /// The owner epoch of the owner that reserved the space.
     pub epoch: u32,

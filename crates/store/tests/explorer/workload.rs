@@ -22,7 +22,7 @@ pub struct Workload {
     pub faults: bool,
     /// Requests create scopes, more than the registry holds.
     pub salted: bool,
-    /// The store begins with the index `memory`, which persists nothing, and is converted.
+    /// The store begins with the index `memory`, which persists nothing, and is converted to `run`.
     pub converted: bool,
 }
 

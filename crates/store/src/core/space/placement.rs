@@ -246,7 +246,7 @@ mod tests {
         let long = || core.try_place(2, 5000, 1, 0, true);
         let (mut grown, mut changed) = (0, 0);
         while let Err(obstacle) = long() {
-            let Obstacle::Grow(segment) = obstacle else { panic!("the store is nearly empty") };
+            let Obstacle::Grow(segment) = obstacle else { panic!("the store must grow") };
             for _ in 0..grown % 4 {
                 let _ = core.try_place(1, 1, 1, 0, true);
             }
@@ -258,8 +258,8 @@ mod tests {
         }
         assert!(changed > 0, "short puts never changed the volume to grow next");
         assert!(grown >= 20, "5000 units take at least 20 segments of 256 units, not {grown}");
-        // Two puts request the same segment: the second adds nothing.
-        let Err(Obstacle::Grow(segment)) = long() else { panic!("no segment has room") };
+        // Two puts request the same segment: the request of the second put adds nothing.
+        let Err(Obstacle::Grow(segment)) = long() else { panic!("the put needs no segment") };
         core.grow(segment, deadline).unwrap();
         core.grow(segment, deadline).unwrap();
         assert_eq!(core.state.lock().space.allocator.total_units(), (grown + 1) * 256);

@@ -114,7 +114,7 @@ fn full_shadow_behaves_like_the_store() {
                 had += shadow.demand(read.last().copied(), had == there, put, 1.0);
             }
             let name = shadow.name();
-            assert_eq!(had, there, "{name}, pages of {page_units}, sequence {at}");
+            assert_eq!(had, there, "{name}, pages of {page_units} units, request {at}");
             hits += had;
         }
         assert!(hits > 1000);

@@ -27,8 +27,9 @@ impl History {
         Client::new(self.recording.new_process(), &open.core, self.clients_started, &self.names)
     }
 
-    /// Releases the lock that the owner's process, which has died, may have held as a client. The
-    /// next owner then counts this client as dead, and drains the space of its reservations.
+    /// If the owner that has died was a client before it became the owner, releases the lock that
+    /// it held as a client. The next owner counts this client as dead, and drains the space of its
+    /// reservations.
     pub(super) fn end_owner_process(&mut self) {
         if let Some(promoted_client) = self.promoted_client.take() {
             self.names.remove(&promoted_client.name);
@@ -48,7 +49,8 @@ impl History {
         self.promoted_client = Some(client);
     }
 
-    /// Releases, at random, the lock of a dead process, because the kernel may release locks late.
+    /// In one of three calls on average, releases the lock of a dead client, because the kernel may
+    /// release locks late.
     pub(super) fn drop_locks(&mut self) {
         if !self.locked_dead_clients.is_empty() && self.extra_rng.one_in(3) {
             let name = self.locked_dead_clients.remove(0);
@@ -134,8 +136,8 @@ impl History {
         unfinished.abort();
     }
 
-    /// Kills a client during its puts. The client's connection ends immediately, its locks possibly
-    /// later.
+    /// Kills a client during its puts. The client's connection ends immediately; its lock is
+    /// released immediately, or by a later call of [`Self::drop_locks`].
     fn kill_client(
         &mut self,
         open: &Open,

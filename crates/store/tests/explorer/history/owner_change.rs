@@ -50,9 +50,9 @@ impl History {
         }
     }
 
-    /// A sync fails and drops dirty pages of the page cache. The poisoned owner refuses puts and
-    /// flushes, but still reads. The next owner keeps all flushed pages, and the pages that it
-    /// flushes.
+    /// The next sync of a file whose path contains `part` fails, and drops dirty pages of the page
+    /// cache. The poisoned owner refuses puts and flushes, but still reads. The next owner keeps
+    /// all flushed pages, and the pages that it flushes.
     pub(super) fn fail_sync(
         &mut self,
         open: Open,
@@ -133,8 +133,10 @@ impl History {
         open
     }
 
-    /// Kills the owner after `after` changes of the disk, at the latest after `operation` and the
-    /// puts or the flush that follow it. Segment writes may be in flight. The next owner is the client `next`, or a new process.
+    /// Kills the owner after `after` changes of the disk, or at the latest when `operation` and the
+    /// calls after it have ended: further puts if `operation` is a put, and a flush unless
+    /// `operation` is a reopening. Segment writes may be in flight. The next owner is client number
+    /// `next`, or a new process if `next` is `None`.
     pub(super) fn kill(
         &mut self,
         open: Open,

@@ -31,7 +31,8 @@ impl History {
         open
     }
 
-    /// The volume returns, and all flushed pages are present again.
+    /// The absent volume returns for the running owner or, with `reopen`, for the next owner: all
+    /// flushed pages are present again. Does nothing if no volume is absent.
     pub(super) fn return_volume(&mut self, open: Open, reopen: bool, before: &Bounds) -> Open {
         self.check_mount_point();
         let Some(dir) = self.absent else { return open };
@@ -64,7 +65,8 @@ impl History {
         open
     }
 
-    /// The next owner cannot open one of the segments at its first attempt: no page is lost.
+    /// The next owner's `nth` open of a segment, if it makes one, fails. A maintenance pass, or
+    /// with `reopen` the owner after it, opens the segment: no page is lost.
     pub(super) fn fail_open(
         &mut self,
         open: Open,
@@ -93,14 +95,14 @@ impl History {
         open
     }
 
-    /// Checks that every present page is delivered, and was stored before.
+    /// Checks that every page of `present` is permitted ([`Bounds::most`]) and is delivered.
     fn check_nothing_new(&self, present: &[Pages], open: &Open) {
         for (at, &pages) in present.iter().enumerate() {
             let most = self.bounds.most[at];
             assert_eq!(
                 pages & !most,
                 0,
-                "removed pages of sequence {at} returned: {most:b}, {pages:b}"
+                "removed pages of sequence {at} returned: permitted {most:b}, present {pages:b}"
             );
             check_probe(&open.store, at, pages);
             check_get(&open.store, at, pages);
@@ -111,6 +113,6 @@ impl History {
     fn check_mount_point(&self) {
         let Some(dir) = self.absent else { return };
         let created = self.recording.disk().created_under(Path::new(dir));
-        assert!(created.is_empty(), "created under a mount point: {created:?}");
+        assert!(created.is_empty(), "files of an absent volume were created: {created:?}");
     }
 }
