@@ -76,7 +76,7 @@ fn owner_drains_dead_clients_space_before_reuse() {
     let looked_at = Arc::clone(&lives);
     let alive: ClientAlive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
     let open = open_beside(Arc::new(process(&disk)), &store_options(), alive).unwrap();
-    // The client is a process of its own, so that the kill ends its writes and not the owner's.
+    // The client is a separate process, so that the kill ends its writes and not the owner's.
     let dying = process(&disk);
     let segments = {
         let medium: Arc<dyn Medium> = Arc::new(dying.clone());

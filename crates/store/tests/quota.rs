@@ -112,7 +112,7 @@ fn quota_can_be_lowered_lifted_and_zero() {
 
 /// An action. A `bool` selects the chained scope if true, otherwise the unchained scope. `Put`,
 /// `Get` and `Delete` name a sequence; `Put` puts a number of its pages, and `Delete` deletes its
-/// pages from an index on. `Configure` sets a quota in bytes, or none.
+/// pages from an index on. `Configure` sets a quota in bytes, or removes the quota.
 #[derive(Clone, Debug)]
 enum Act {
     Put(bool, u64, usize),
