@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from real_device import or_skip
-from support import open_small
+from support import CoreLog, open_small
 
 import ritornello as rt
 from ritornello.connector.fail_safe import FailSafeStore
@@ -25,6 +25,11 @@ def where(tmp_path: Path) -> Path:
 def store(where: Path) -> Iterator[rt.Store]:
     with open_small(where) as opened:
         yield opened
+
+
+@pytest.fixture
+def core_log(caplog: pytest.LogCaptureFixture) -> CoreLog:
+    return CoreLog(caplog)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import ritornello as rt
@@ -52,6 +53,25 @@ def blank(pages: int, page_bytes: int) -> Bytes:
     parts that no read wrote to.
     """
     return np.full((pages, page_bytes), 0xA5, np.uint8)
+
+
+class CoreLog:
+    """The lines that the core logged during a test. A thread hands them to `logging`."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+
+    def take(self, awaited: str = "") -> list[str]:
+        """Returns the lines since the last call, once one of them contains `awaited`; without
+        `awaited`, after half a second.
+        """
+        if awaited:
+            wait_until(lambda: any(awaited in line for line in self._caplog.messages), awaited)
+        else:
+            time.sleep(0.5)
+        records = [record for record in self._caplog.records if ".core." in record.name]
+        self._caplog.clear()
+        return [record.getMessage() for record in records]
 
 
 def wait_until(done: Callable[[], object], what: str = "the awaited condition") -> None:

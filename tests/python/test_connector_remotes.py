@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from engine_caches import ENGINE_CACHES, EngineCache
 from held_remote import Held
-from support import wait_until
+from support import CoreLog, wait_until
 
 from ritornello.vllm.tier import cache_lookups
 
@@ -210,7 +210,7 @@ def test_unusable_key_file_costs_remote_hits_only(
     key: Path,
     tmp_path: Path,
     fault: Callable[[Path], tuple[Callable[[], object], str]],
-    capfd: pytest.CaptureFixture[str],
+    core_log: CoreLog,
 ) -> None:
     one = machine("one", key)
     keys, own = one.keys_of("prompt", PAGES), one.keys_of("own", PAGES)
@@ -218,7 +218,7 @@ def test_unusable_key_file_costs_remote_hits_only(
     remote_before = objects_in(far)
     unusable = tmp_path / "unusable-key"
     repair, advice = fault(unusable)
-    capfd.readouterr()
+    core_log.take()
     two = machine("two", unusable)
     store(two, own)
     assert two.serve(keys) == 0
@@ -228,7 +228,7 @@ def test_unusable_key_file_costs_remote_hits_only(
     assert calls["open"] and calls["failures"] >= 1
     assert two.remote()["written_pages"] == 0
     assert objects_in(far) == remote_before, "no object may be written without a usable key"
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if str(unusable) in line]
+    (line,) = [line for line in core_log.take(str(unusable)) if str(unusable) in line]
     assert re.search(advice, line)
     assert secret_of("a")[:8] not in line
     # The running cache pauses calls of the remote for up to a minute. A restarted cache calls the

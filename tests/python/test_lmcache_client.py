@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from held_remote import Held
-from support import Bytes, blank, open_small, page_of, wait_until
+from support import Bytes, CoreLog, blank, open_small, page_of, wait_until
 
 import ritornello as rt
 from ritornello.lmcache import NativeClient
@@ -143,13 +143,13 @@ def test_batch_of_mixed_sizes_models_salts_is_loaded(client: NativeClient) -> No
 
 
 def test_log_names_object_larger_than_half_the_store(
-    client: NativeClient, capfd: pytest.CaptureFixture[str]
+    client: NativeClient, core_log: CoreLog
 ) -> None:
     long, short = texts(1), texts(1, start=1)
     page = np.zeros(40 << 20, np.uint8)
     done = completed(client, client.submit_batch_set(long, views([page])))
     assert done[1:] == (False, "at least one object was not stored", None)
-    (line,) = (line for line in capfd.readouterr().err.splitlines() if "too large" in line)
+    (line,) = core_log.take("too large")
     assert "a page is too large for this store: raise the capacity" in line
     assert f"page_bytes={40 << 20}" in line
     assert there(client, long) == [False]

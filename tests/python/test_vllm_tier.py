@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from support import SMALL, open_small
+from support import SMALL, CoreLog, open_small
 from tier_support import (
     MODEL,
     ROW,
@@ -566,16 +566,14 @@ def test_path_may_be_a_list(tmp_path: Path) -> None:
     store.close()
 
 
-def test_log_names_row_larger_than_half_the_store(
-    where: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_log_names_row_larger_than_half_the_store(where: Path, core_log: CoreLog) -> None:
     open_small(where).close()
     row = 40 << 20
     rig = TierHarness(where, row_bytes=row, rows=1, capacity="64MiB")
     request = rig.begin("r", KEYS)
     stored = rig.save(request, KEYS[:1])
     assert (stored.ok, stored.reasons) == ([False], {"invalid": 1})
-    (line,) = (line for line in capfd.readouterr().err.splitlines() if "too large" in line)
+    (line,) = core_log.take("too large")
     assert "a page is too large for this store: raise the capacity" in line
     assert f"page_bytes={row}" in line
     assert rig.hits(request, KEYS) == 0
