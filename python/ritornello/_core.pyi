@@ -69,7 +69,9 @@ __all__ = [
     "Ticket",
     "__version__",
     "destroy",
+    "end_log",
     "run_cli",
+    "take_log_line",
 ]
 
 __version__: str
