@@ -351,7 +351,7 @@ $(DENY):
 	rm -rf build/deny/target
 
 lint-dependencies: $(DENY) ## licenses and sources of all crates, by the rules in deny.toml
-	$(DENY) --offline check licenses bans sources
+	$(DENY) check licenses bans sources
 
 lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, imports, clippy, licenses, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
