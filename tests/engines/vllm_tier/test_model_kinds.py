@@ -33,8 +33,7 @@ class Case:
 
 def drafts(method: str, shape: str) -> dict[str, Any]:
     asked = {"method": method, "model": str(shared_model(shape)), "num_speculative_tokens": 1}
-    # In float32 a step that verifies several drafts gives the same answer as steps of one token.
-    return {"speculative_config": asked, "dtype": "float32"}
+    return {"speculative_config": asked}
 
 
 FULL, WINDOW, STATE = "FullAttentionSpec", "SlidingWindowSpec", "MambaSpec"
@@ -53,7 +52,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_second_engine_answers_from_chunks_of_first(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    options = {"num_gpu_blocks_override": 200, **case.options}
+    # The engines compute the same tokens in steps of different sizes, whose results differ in the last
+    # bits. In bfloat16 these models often have two best tokens with equal logits, and answers differ.
+    options = {"num_gpu_blocks_override": 200, "dtype": "float32", **case.options}
     if name in ("eagle", "mtp"):
         options |= drafts(name, name)
     question = {
