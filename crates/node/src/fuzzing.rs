@@ -168,9 +168,9 @@ mod tests {
         let made = |kind: u8| -> BTreeSet<u8> {
             all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
         };
-        // `ExplainRequest` and `RequestExplained` are the last variants. The encoding of a variant
+        // `ReportQueues` and `RequestExplained` are the last variants. The encoding of a variant
         // begins with its number.
-        let last_request = written(&Request::ExplainRequest { request: "" })[0];
+        let last_request = written(&Request::ReportQueues { lengths: [].as_slice().into() })[0];
         let last_response = written(&Response::RequestExplained(RequestExplanation::default()))[0];
         assert_eq!(made(REQUEST), (0..=last_request).collect());
         assert_eq!(made(RESPONSE), (0..=last_response).collect());
@@ -181,6 +181,8 @@ mod tests {
         let is_decoded = |request: &Request<'_>| decode::<Request<'_>>(&written(request)).is_ok();
         let transfers =
             |counts| is_decoded(&Request::ReportTransfers { counts: vec![1; counts].into() });
+        let queues =
+            |lengths| is_decoded(&Request::ReportQueues { lengths: vec![1; lengths].into() });
         let speeds =
             |volumes| is_decoded(&Request::ReportSpeeds { speeds: vec![1; volumes].into() });
         let failed = |volumes| {
@@ -204,7 +206,8 @@ mod tests {
         let check = |what: &str, is_decoded: &dyn Fn(usize) -> bool, most: usize| {
             assert_eq!((is_decoded(most), is_decoded(most + 1)), (true, false), "{what}");
         };
-        check("counts", &transfers, 64);
+        check("counts", &transfers, 256);
+        check("queues", &queues, 64);
         check("speeds", &speeds, 256);
         check("volumes", &failed, 256);
         check("runs", &commit, 65_535);

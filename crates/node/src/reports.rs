@@ -1,14 +1,16 @@
 //! Reports to the owner, about every two seconds, for which no call waits: counts of this process's
-//! puts, gets and caches, and its decisions about the pages of requests.
+//! puts, gets, lookups and caches, the lengths of its queues, and its decisions about the pages of
+//! requests.
 
 use crate::membership::Membership;
 use parking_lot::Mutex;
 use ritornello_store::{
-    CacheCounters, CacheCounts, Catalog, Decision, REPORTED_DECISIONS_MAX, Request, TransferTotals,
+    CacheCounters, CacheCounts, Catalog, Decision, QueueLengths, REPORTED_DECISIONS_MAX, Request,
+    Store, TransferTotals,
 };
 use std::borrow::Cow;
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Maximum bytes of the decisions that are kept until they are sent. At most
 /// [`REPORTED_DECISIONS_MAX`] decisions are kept.
@@ -27,20 +29,31 @@ pub(crate) struct Reports {
     sending: Mutex<Caches>,
     transfers: TransferTotals,
     decisions: Mutex<UnsentDecisions>,
+    /// The store in this process, whose queues are reported.
+    store: OnceLock<Weak<Store>>,
 }
 
-/// The caches whose lowest local tier is this store, each with its counts at the last report.
+/// The caches whose lowest local tier is this store.
 #[derive(Debug, Default)]
-struct Caches(Vec<(Arc<dyn CacheCounters>, CacheCounts)>);
+struct Caches {
+    /// Each cache with its counts at the last report.
+    counters: Vec<(Arc<dyn CacheCounters>, CacheCounts)>,
+    /// Whether a queue was not empty at the last report.
+    was_queued: bool,
+}
 
 impl Caches {
-    /// Adds to `totals` by how much the counts grew since the last call. Removes caches that ended.
-    fn take(&mut self, totals: &TransferTotals) {
-        self.0.retain_mut(|(counters, reported)| {
+    /// Adds to `totals` by how much the counts grew since the last call, and to `queues` the lengths
+    /// of the queues. Removes caches that ended.
+    fn take(&mut self, totals: &TransferTotals, queues: &mut QueueLengths) {
+        self.counters.retain_mut(|(counters, reported)| {
             let is_open = Arc::strong_count(counters) > 1;
             let counts = counters.counts();
             totals.add_cache(&std::array::from_fn(|at| counts[at].saturating_sub(reported[at])));
             *reported = counts;
+            if is_open {
+                queues.add_cache(&counters.queues());
+            }
             is_open
         });
     }
@@ -68,9 +81,14 @@ impl UnsentDecisions {
 }
 
 impl Reports {
-    /// Includes the counts of a cache, until the caller has dropped all its references.
+    /// Includes the queues of the store whose catalog sends these reports.
+    pub(crate) fn set_store(&self, store: &Arc<Store>) {
+        let _ = self.store.set(Arc::downgrade(store));
+    }
+
+    /// Includes the counts and queues of a cache, until the caller has dropped all its references.
     pub(crate) fn add_cache(&self, counters: Arc<dyn CacheCounters>) {
-        self.sending.lock().0.push((counters, CacheCounts::default()));
+        self.sending.lock().counters.push((counters, CacheCounts::default()));
     }
 
     /// Keeps the contents of a report. Returns whether `request` is a report.
@@ -89,11 +107,21 @@ impl Reports {
     }
 
     /// Sends all reports, after another thread that sends has finished. Does not wait for answers.
-    /// Waits at most 200 ms per message while the socket is full. Counts and decisions that cannot be sent now are kept for the
-    /// next report, if they fit. Reports sent to an owner that ends before it reads them are lost.
+    /// Waits at most 200 ms per message while the socket is full. Counts and decisions that cannot
+    /// be sent now are kept for the next report, if they fit. Reports sent to an owner that ends
+    /// before it reads them are lost.
     pub(crate) fn send(&self, membership: &Membership) {
         let mut caches = self.sending.lock();
-        caches.take(&self.transfers);
+        let store = self.store.get().and_then(Weak::upgrade);
+        let mut queues = store.map_or_else(QueueLengths::default, |store| store.queues());
+        caches.take(&self.transfers, &mut queues);
+        let is_queued = queues != QueueLengths::default();
+        if is_queued || caches.was_queued {
+            let lengths = Cow::Borrowed(queues.as_slice());
+            // The owner remembers the last report, so the report of empty queues is repeated until
+            // it is sent.
+            caches.was_queued = !send(membership, &Request::ReportQueues { lengths }) || is_queued;
+        }
         if let Some(counts) = self.transfers.take()
             && !send(membership, &Request::ReportTransfers { counts: Cow::Borrowed(&counts) })
         {
@@ -144,7 +172,7 @@ fn send(membership: &Membership, report: &Request<'_>) -> bool {
 mod tests {
     use super::*;
     use ritornello_format::ScopeId;
-    use ritornello_store::DecisionOutcome;
+    use ritornello_store::{CacheQueues, DecisionOutcome};
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     fn decision(request: usize, pages: usize) -> Decision {
@@ -173,14 +201,22 @@ mod tests {
             fn counts(&self) -> CacheCounts {
                 [self.0.load(Relaxed); 14]
             }
+            fn queues(&self) -> CacheQueues {
+                [self.0.load(Relaxed); 5]
+            }
         }
         let reports = Reports::default();
         let counters = [Arc::new(Counters::default()), Arc::new(Counters::default())];
         counters.iter().for_each(|counters| reports.add_cache(Arc::clone(counters) as _));
         let [one, other] = counters;
         let sums = |totals: &TransferTotals| totals.take().map(|counts| counts[47]);
+        let queues = || {
+            let mut queues = QueueLengths::of_store(1, 2);
+            reports.sending.lock().take(&TransferTotals::default(), &mut queues);
+            queues.as_slice()[1..4].to_vec()
+        };
         let taken = |totals| {
-            reports.sending.lock().take(totals);
+            reports.sending.lock().take(totals, &mut QueueLengths::default());
             sums(totals)
         };
         let totals = &TransferTotals::default();
@@ -189,11 +225,16 @@ mod tests {
         assert_eq!((taken(totals), taken(totals)), (Some(7), None));
         one.0.store(8, Relaxed);
         drop(one);
-        assert_eq!((taken(totals), reports.sending.lock().0.len()), (Some(5), 1));
+        assert_eq!((taken(totals), reports.sending.lock().counters.len()), (Some(5), 1));
+        assert_eq!(queues(), [2, 4, 4]);
         // Counts that cannot be sent are kept.
         other.0.store(6, Relaxed);
         reports.send(&Membership::Closed);
         assert_eq!(sums(&reports.transfers), Some(2));
+        // Empty queues are reported once, as soon as the owner answers.
+        other.0.store(0, Relaxed);
+        reports.send(&Membership::Closed);
+        assert!(reports.sending.lock().was_queued);
     }
 
     #[test]

@@ -62,6 +62,7 @@ impl Shared {
             return Err(error);
         }
         let store = store_over(&catalog, options).inspect_err(|_| drop(catalog.close()))?;
+        catalog.reports.set_store(&store);
         Ok((Self { catalog, store, phase: Mutex::new(Phase::Open(1)) }, policy))
     }
 

@@ -6,7 +6,9 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_node::{Node, Options, Role, open};
-use ritornello_store::{Answer, CacheCounters, CacheCounts, LeaseNumber, Leased, PutOptions};
+use ritornello_store::{
+    Answer, CacheCounters, CacheCounts, CacheQueues, LeaseNumber, Leased, PutOptions,
+};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::os::unix::fs::PermissionsExt;
@@ -50,6 +52,13 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             node.report_cache(Arc::new(EqualCounts(count.parse().unwrap())));
             "counted".to_owned()
         }
+        // Reports a cache whose queues all have COUNT bytes, until the process ends.
+        ["queue", count] => {
+            let counters = Arc::new(EqualCounts(count.parse().unwrap()));
+            node.report_cache(Arc::clone(&counters) as _);
+            std::mem::forget(counters);
+            "queued".to_owned()
+        }
         // Puts one page into a scope that has the same name as the tests' scope, but twice its page
         // length.
         ["wide"] => {
@@ -74,6 +83,10 @@ struct EqualCounts(u64);
 impl CacheCounters for EqualCounts {
     fn counts(&self) -> CacheCounts {
         std::array::from_fn(|_| self.0)
+    }
+
+    fn queues(&self) -> CacheQueues {
+        [self.0; 5]
     }
 }
 
@@ -138,6 +151,31 @@ fn owner_counts_caches_of_all_processes() {
     let counts = || ["gate_decisions_all", "remote_breaker_open_micros"].map(count);
     eventually("the reports of both clients", || counts() == [321, 321]);
     assert_eq!((count("remote_calls_exists"), count("prefill_load_micros")), (321, 0));
+    one.finish();
+    node.close().unwrap();
+}
+
+/// The owner knows the present queues of all connected processes; a cache that ended, and a client
+/// that left, have none.
+#[test]
+fn owner_sums_queues_of_connected_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("store");
+    let node = open(&options(&dir)).unwrap();
+    let own: Arc<dyn CacheCounters> = Arc::new(EqualCounts(1));
+    node.report_cache(Arc::clone(&own));
+    let queued = || {
+        let counters = node.store().stats().unwrap().catalog.counters;
+        ["queued_disk_bytes", "loading_remote_bytes", "queued_gets"].map(|name| counters[name])
+    };
+    eventually("the report of the owner", || queued() == [1, 1, 0]);
+    let (mut one, mut other) = (Helper::opened(&dir), Helper::opened(&dir));
+    assert_eq!((one.ask("queue 20"), other.ask("queue 300")), ("queued".into(), "queued".into()));
+    eventually("the reports of both clients", || queued() == [321, 321, 0]);
+    other.finish();
+    eventually("the end of a client", || queued() == [21, 21, 0]);
+    drop(own);
+    eventually("the end of a cache", || queued() == [20, 20, 0]);
     one.finish();
     node.close().unwrap();
 }

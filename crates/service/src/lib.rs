@@ -41,6 +41,7 @@ mod answer;
 mod calls;
 mod certificate;
 mod connections;
+mod drive;
 mod guard;
 mod guarded_file;
 mod host;

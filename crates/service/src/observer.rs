@@ -1,5 +1,6 @@
 //! Observations of a store that several requests share.
 
+use crate::drive::written_bytes;
 use crate::limits::{
     ABANDONED_MAX, OBSERVATION_ABANDONED, OBSERVATION_SHARED, OBSERVATION_TIMEOUT,
 };
@@ -20,9 +21,9 @@ use tokio::time::timeout_at;
 pub(crate) struct Observation {
     /// The state of the store, or why it is unknown.
     pub(crate) observed: std::result::Result<Observed, Problem>,
-    /// Pages that lookups missed since the owner opened the store. Does not fall while this owner
-    /// has the store open. Zero, which is not a count, if `observed` is not [`Observed::Owned`].
-    pub(crate) missed_pages: u64,
+    /// For each directory of the store that is on a drive: the directory, and the bytes that all
+    /// programs wrote to the drive.
+    pub(crate) drives: Vec<(String, u64)>,
     /// Duration of the observation, or how long it has hung.
     pub(crate) took: Duration,
 }
@@ -54,16 +55,6 @@ struct State {
     abandoned: u32,
     /// The last observation, and the time at which it ended.
     last: Option<(Instant, Arc<Observation>)>,
-    misses: Misses,
-}
-
-/// The highest number of missed pages of the current opening. The owner does not read its counters
-/// of requested and of found pages at the same moment, so their difference may shrink by the pages
-/// of a lookup. A counter of Prometheus must not shrink.
-#[derive(Debug, Default)]
-struct Misses {
-    opening: (String, u32),
-    pages: u64,
 }
 
 impl State {
@@ -78,19 +69,6 @@ impl State {
         self.abandoned += 1;
         self.running = None;
         None
-    }
-}
-
-impl Misses {
-    fn update(&mut self, stats: &CatalogStats) -> u64 {
-        let counter = |name| stats.counters.get(name).copied().unwrap_or(0);
-        let missed = counter("probed_pages").saturating_sub(counter("hit_pages"));
-        let opening = (stats.uuid.clone(), stats.owner_epoch);
-        if self.opening != opening {
-            *self = Self { opening, pages: 0 };
-        }
-        self.pages = self.pages.max(missed);
-        self.pages
     }
 }
 
@@ -150,12 +128,15 @@ impl Observer {
     fn begin(self: &Arc<Self>, begun: Instant) {
         // Dropping `end` ends the observation, even if the observation panics or its thread cannot
         // be started: otherwise requests would wait for it in vain until it is abandoned.
-        let end = End { observer: Arc::clone(self), begun, observed: None };
+        let end = End { observer: Arc::clone(self), begun, observed: None, drives: Vec::new() };
         // Do not use tokio's thread pool: it panics if its first thread cannot be started.
         let started =
             std::thread::Builder::new().name("ritornello-http-look".to_owned()).spawn(move || {
                 let mut end = end;
                 let observed = (end.observer.look)();
+                if let Ok(Observed::Owned(stats)) = &observed {
+                    end.drives = drives(stats);
+                }
                 end.observed = Some(observed.map_err(|error| Problem::from(&error)));
             });
         if let Err(error) = started {
@@ -171,7 +152,7 @@ impl Observer {
             took.as_secs_f64(),
             self.access.name(),
         );
-        Observation { observed: Err(Problem::retry(message)), missed_pages: 0, took }
+        Observation { observed: Err(Problem::retry(message)), drives: Vec::new(), took }
     }
 }
 
@@ -186,6 +167,13 @@ struct End {
     observer: Arc<Observer>,
     begun: Instant,
     observed: Option<std::result::Result<Observed, Problem>>,
+    drives: Vec<(String, u64)>,
+}
+
+/// The drives of the directories: see [`Observation::drives`].
+fn drives(stats: &CatalogStats) -> Vec<(String, u64)> {
+    let present = stats.paths.iter().filter(|volume| volume.absent.is_none());
+    written_bytes(present.map(|volume| volume.dir.as_str()))
 }
 
 impl Drop for End {
@@ -203,13 +191,10 @@ impl Drop for End {
             state.abandoned -= 1;
             return;
         }
-        let missed_pages = match &observed {
-            Ok(Observed::Owned(stats)) => state.misses.update(stats),
-            _ => 0,
-        };
+        let drives = std::mem::take(&mut self.drives);
         let took = self.begun.elapsed();
         state.running = None;
-        state.last = Some((Instant::now(), Arc::new(Observation { observed, missed_pages, took })));
+        state.last = Some((Instant::now(), Arc::new(Observation { observed, drives, took })));
         drop(state);
         self.observer.ended.send_modify(|ended| *ended += 1);
     }
@@ -226,11 +211,6 @@ mod tests {
 
     /// Time after which a hanging observation is abandoned: longer than any test runs.
     const PATIENCE: Duration = Duration::from_secs(3600);
-
-    fn stats(epoch: u32, probed: u64, hit: u64) -> CatalogStats {
-        let counters = [("probed_pages".to_owned(), probed), ("hit_pages".to_owned(), hit)];
-        CatalogStats { owner_epoch: epoch, counters: counters.into(), ..CatalogStats::default() }
-    }
 
     /// An observer whose observations fail, and wait while `disk` is locked for writing. Counts
     /// them in `begun`.
@@ -311,15 +291,5 @@ mod tests {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         let ended = runtime.block_on(observer.within(Duration::from_secs(30)));
         assert!(message(&ended).contains("unexpectedly"));
-    }
-
-    #[test]
-    fn missed_pages_never_shrink_within_an_opening() {
-        let mut misses = Misses::default();
-        assert_eq!(misses.update(&stats(1, 10, 4)), 6);
-        assert_eq!(misses.update(&stats(1, 10, 9)), 6);
-        assert_eq!(misses.update(&stats(1, 20, 9)), 11);
-        assert_eq!(misses.update(&stats(2, 3, 9)), 0);
-        assert_eq!(misses.update(&stats(2, 5, 3)), 2);
     }
 }

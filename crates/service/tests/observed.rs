@@ -55,7 +55,11 @@ fn owner_in_another_process_answers() {
     assert_eq!(value("stored_pages_total"), Some(PAGES as f64));
     assert_eq!(value("probed_pages_total"), Some(2.0 * PAGES as f64));
     assert_eq!(value("hit_pages_total"), Some(PAGES as f64));
-    assert_eq!(value("missed_pages_total"), Some(PAGES as f64));
+    let missed = |reason: &str| {
+        let labels = format!("{labels},tier=\"disk\",reason=\"{reason}\"");
+        metric(&metrics.body, &format!("ritornello_missed_pages_total{labels}"))
+    };
+    assert_eq!((missed("unknown"), missed("evicted")), (Some(PAGES as f64), Some(0.0)));
     assert_eq!(value("admitted_bytes_total"), Some((PAGES as u64 * PAGE) as f64));
     assert!(metrics.body.ends_with("# EOF\n"));
     owner.end();

@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use ritornello_node::{Role, open};
-use ritornello_store::{CacheCounters, CacheCounts, Decision, DecisionEstimate, DecisionOutcome};
+use ritornello_store::{
+    CacheCounters, CacheCounts, CacheQueues, Decision, DecisionEstimate, DecisionOutcome,
+};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -41,6 +43,10 @@ struct CountsByPosition;
 impl CacheCounters for CountsByPosition {
     fn counts(&self) -> CacheCounts {
         std::array::from_fn(|at| 1_000_000 * (at as u64 + 1))
+    }
+
+    fn queues(&self) -> CacheQueues {
+        [10, 20, 30, 40, 50]
     }
 }
 

@@ -162,6 +162,12 @@ impl IoThreads {
         Ok(())
     }
 
+    /// The numbers of gets and puts that wait for a thread.
+    pub(crate) fn waiting(&self) -> (usize, usize) {
+        let queues = self.shared.queues.lock();
+        (queues.gets.len(), queues.puts.len())
+    }
+
     /// Waits for running jobs, ends waiting jobs without their work ([`Closing::Yes`]), and joins
     /// the threads.
     pub(crate) fn close(&self) {

@@ -44,6 +44,7 @@ mod ownership;
 mod parts;
 mod permissions;
 mod put;
+mod queue_lengths;
 mod registry_file;
 mod resolved;
 mod restore;
@@ -88,6 +89,7 @@ pub use outcome::Outcome;
 pub use owner_silent::{OwnerSilent, StoreReopening};
 pub use ownership::foreign_directory;
 pub use permissions::{ClientCall, StorePolicy};
+pub use queue_lengths::{CacheQueues, QueueLengths};
 pub use restore::{Restore, Restored};
 pub use stats::{
     AbsentSpace, AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning,
@@ -97,7 +99,9 @@ pub use store::{PutOptions, Store, check_sections};
 pub use stored::{StoredCheckpoint, StoredScope, StoredStats, StoredVolume};
 pub use ticket::{CompletionQueue, Ticket};
 pub use time_limit::time_limit;
-pub use transfer_counts::{CacheCounters, CacheCounts, DURATION_BOUNDS, TransferTotals};
+pub use transfer_counts::{
+    CacheCounters, CacheCounts, DURATION_BOUNDS, LOOKUP_BOUNDS, TransferTotals,
+};
 pub use transfer_stats::{StoreStats, TransferStats};
 pub use volume_copies::{VOLUME_COPIES, is_volume_copy};
 pub use volumes::open_segments;

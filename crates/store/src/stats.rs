@@ -100,7 +100,8 @@ pub struct CatalogStats {
     pub poisoned: Option<String>,
     /// Space that cannot be used now. If any space is absent, the store is degraded.
     pub absent_space: AbsentSpace,
-    /// Counters since open, by name.
+    /// Counters since open, by name; and the present lengths of the queues of all processes, whose
+    /// names begin with `queued_` or `loading_`.
     pub counters: BTreeMap<String, u64>,
     /// Duration of opening in milliseconds.
     pub open_ms: f64,
@@ -361,6 +362,23 @@ counters! {
     probed_pages,
     /// Pages found by `probe` and `lease`.
     hit_pages,
+    /// Pages that a lookup did not find, if the first of them was evicted. The reason of this and
+    /// the following counters is that of the first missing page, because a reader cannot use the
+    /// pages after it.
+    missed_evicted,
+    /// Pages that a lookup did not find, if a caller removed the first of them.
+    missed_removed,
+    /// Pages that a lookup did not find, if the first of them was removed as damaged.
+    missed_damaged,
+    /// Pages that a lookup did not find, if a put of the first of them was refused.
+    missed_refused,
+    /// Pages that a lookup did not find, if a put of the first of them did not commit it.
+    missed_abandoned,
+    /// Pages that a lookup did not find, if the first of them is in absent space.
+    missed_absent_volume,
+    /// Pages that a lookup did not find, if the owner remembers no cause for the first of them: for
+    /// example because no put offered it since the store was opened.
+    missed_unknown,
     /// Pages committed.
     stored_pages,
     /// Pages of puts that were present already.

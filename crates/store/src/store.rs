@@ -5,8 +5,9 @@ use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, Sco
 use crate::core::CapacityChange;
 use crate::io_threads::IoThreads;
 use crate::owner_silent;
+use crate::queue_lengths::QueueLengths;
 use crate::resolved::Resolved;
-use crate::transfer_counts::{TransferCounts, UNANSWERED};
+use crate::transfer_counts::{LOOKUPS_PER_TIMED, TransferCounts, UNANSWERED};
 use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::process_id;
@@ -14,7 +15,7 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum time that a put without a deadline waits for space.
@@ -59,6 +60,8 @@ pub struct Store {
     pub(crate) transfers: TransferCounters,
     resolved: Resolved,
     pub(crate) io_threads: IoThreads,
+    /// Number of lookups, modulo 2^32.
+    lookups: AtomicU32,
     process: u32,
     closed: AtomicBool,
 }
@@ -80,6 +83,7 @@ impl Store {
             staging,
             transfers: TransferCounters::default(),
             resolved: Resolved::default(),
+            lookups: AtomicU32::new(0),
             process: process_id(),
             closed: AtomicBool::new(false),
         })
@@ -173,8 +177,10 @@ impl Store {
     /// connection errors; `Retry` if each attempt fails with `Retry`.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        let answer = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
-        self.or_miss(answer, |_| 0)
+        self.timed(|| {
+            let answer = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
+            self.or_miss(answer, |_| 0)
+        })
     }
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl`, at most one hour
@@ -202,11 +208,31 @@ impl Store {
     pub fn lease_all(&self, scopes: &[&Scope], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };
-        let answer = self.retry_stale(scopes, || {
-            let known = self.resolve_all(scopes)?;
-            known.map_or(Ok(none), |known| self.catalog.lease(&known, keys, ttl))
-        });
-        self.or_miss(answer, |_| none)
+        self.timed(|| {
+            let answer = self.retry_stale(scopes, || {
+                let known = self.resolve_all(scopes)?;
+                known.map_or(Ok(none), |known| self.catalog.lease(&known, keys, ttl))
+            });
+            self.or_miss(answer, |_| none)
+        })
+    }
+
+    /// Calls `lookup`, and counts its duration if it is one of those that are timed.
+    fn timed<T>(&self, lookup: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.lookups.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKUPS_PER_TIMED) {
+            return lookup();
+        }
+        let started = Instant::now();
+        let answer = lookup()?;
+        self.count(&TransferCounts::lookup(started.elapsed()));
+        Ok(answer)
+    }
+
+    /// The submitted gets and puts that wait for a thread.
+    #[must_use]
+    pub fn queues(&self) -> QueueLengths {
+        let (gets, puts) = self.io_threads.waiting();
+        QueueLengths::of_store(gets, puts)
     }
 
     /// Ends a lease of this process. Leases of other processes are not affected.

@@ -1,19 +1,27 @@
-//! Counts of puts and gets, of the prefill that loads avoided, and of caches over tiers. Each process
+//! Counts of puts, gets and lookups, of the prefill that loads avoided, and of caches over tiers. Each process
 //! counts its own, and reports them to the owner, whose statistics therefore cover the calls of all
 //! processes.
 
+use crate::queue_lengths::CacheQueues;
 use ritornello_volume::transfer::{MissReason, PageOutcome};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds in microseconds of the buckets of durations. Longer calls are in no bucket.
+/// Upper bounds in microseconds of the buckets of the durations of puts and gets. Longer calls are in
+/// no bucket.
 pub const DURATION_BOUNDS: [u64; 11] =
     [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
+/// Upper bounds in microseconds of the buckets of the durations of lookups.
+pub const LOOKUP_BOUNDS: [u64; 11] =
+    [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000, 1_000_000];
+/// One of this number of lookups is timed: the clock takes a tenth of the time of a lookup in the
+/// owner's process.
+pub(crate) const LOOKUPS_PER_TIMED: u32 = 16;
 
 /// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
-/// gets, [`MissReason::ALL`], [`PREFILL_NAMES`] and [`CACHE_NAMES`] follow. The order is part of the
-/// protocol: further counts come at the end of a message.
+/// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`] and the buckets of
+/// lookups follow. The order is part of the protocol: further counts come at the end of a message.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -67,12 +75,15 @@ const CACHE_NAMES: [&str; 14] = [
     "remote_breaker_openings",
     "remote_breaker_open_micros",
 ];
+const LOOKUPS: usize = CACHE + CACHE_NAMES.len();
+/// Names of the counts of timed lookups: their number, and their durations in nanoseconds.
+const LOOKUP_NAMES: [&str; 2] = ["timed_probes", "probe_nanos"];
+const LOOKUP_BUCKETS: usize = LOOKUPS + LOOKUP_NAMES.len();
 /// Maximum counts in a message: a later build may send more counts than this build knows. An owner
-/// of protocol version 8 cannot decode a longer message, so the maximum stays: further counts need
-/// another request.
-pub(crate) const REPORTED_COUNTS_MAX: usize = 64;
+/// cannot decode a longer message, so the maximum of a released protocol version stays.
+pub(crate) const REPORTED_COUNTS_MAX: usize = 256;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
-const LENGTH: usize = CACHE + CACHE_NAMES.len();
+const LENGTH: usize = LOOKUP_BUCKETS + LOOKUP_BOUNDS.len();
 
 /// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found pages;
 /// microseconds of loads, and of their regret; calls of the remote that get, put, and query
@@ -84,6 +95,12 @@ pub type CacheCounts = [u64; CACHE_NAMES.len()];
 pub trait CacheCounters: Debug + Send + Sync {
     /// The counts since the cache was opened.
     fn counts(&self) -> CacheCounts;
+    /// The present lengths of the cache's queues.
+    fn queues(&self) -> CacheQueues;
+}
+
+fn micros(took: Duration) -> u64 {
+    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The counts of one call, or the sums of several.
@@ -101,7 +118,8 @@ impl TransferCounts {
     /// A put that wrote pages.
     pub(crate) fn put(elapsed: Duration) -> Self {
         let mut counts = Self::one(PUTS, 1);
-        counts.add_duration(PUT_MICROS, PUT_BUCKETS, elapsed);
+        counts.0[PUT_MICROS] = micros(elapsed);
+        counts.add_to_bucket(PUT_BUCKETS, DURATION_BOUNDS, elapsed);
         counts
     }
 
@@ -112,7 +130,8 @@ impl TransferCounts {
         outcomes: impl Iterator<Item = &'a PageOutcome>,
     ) -> Self {
         let mut counts = Self::one(GETS, 1);
-        counts.add_duration(GET_MICROS, GET_BUCKETS, elapsed);
+        counts.0[GET_MICROS] = micros(elapsed);
+        counts.add_to_bucket(GET_BUCKETS, DURATION_BOUNDS, elapsed);
         counts.0[GET_BYTES] = bytes;
         for outcome in outcomes {
             let at = match outcome {
@@ -129,7 +148,6 @@ impl TransferCounts {
     /// `load` does not count, so that the sums of both times cover the same loads.
     pub(crate) fn prefill_avoided(tokens: u64, prefill: Option<Duration>, load: Duration) -> Self {
         let mut counts = Self::one(PREFILL, tokens);
-        let micros = |took: Duration| u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         match prefill {
             None => counts.0[PREFILL + 1] = tokens,
             Some(prefill) => {
@@ -140,11 +158,19 @@ impl TransferCounts {
         counts
     }
 
-    fn add_duration(&mut self, sum: usize, buckets: usize, elapsed: Duration) {
-        let micros = elapsed.as_micros() as u64;
-        self.0[sum] = micros;
-        let at = DURATION_BOUNDS.partition_point(|bound| *bound < micros);
-        if at < DURATION_BOUNDS.len() {
+    /// A timed lookup.
+    pub(crate) fn lookup(elapsed: Duration) -> Self {
+        let mut counts = Self::one(LOOKUPS, 1);
+        counts.0[LOOKUPS + 1] = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        counts.add_to_bucket(LOOKUP_BUCKETS, LOOKUP_BOUNDS, elapsed);
+        counts
+    }
+
+    /// Adds a call to the bucket of its duration; `buckets` is the position of the first bucket.
+    fn add_to_bucket(&mut self, buckets: usize, bounds: [u64; 11], elapsed: Duration) {
+        let is_longer = |bound: &u64| Duration::from_micros(*bound) < elapsed;
+        let at = bounds.partition_point(is_longer);
+        if at < bounds.len() {
             self.0[buckets + at] = 1;
         }
     }
@@ -199,15 +225,19 @@ impl TransferTotals {
         (UNDELIVERED..PREFILL).map(|at| self.get(at)).fold(0, u64::saturating_add)
     }
 
-    /// All counts by name. `puts_within_N_us` and `gets_within_N_us` count the calls that took at
-    /// most `N` microseconds, `undelivered_REASON` the pages that missed for this reason although
+    /// All counts by name. `puts_within_N_us`, `gets_within_N_us` and `timed_probes_within_N_us`
+    /// count the calls that took at most `N` microseconds, `undelivered_REASON` the pages that missed for this reason although
     /// they were located.
     pub fn by_name(&self) -> impl Iterator<Item = (String, u64)> {
         let plain = NAMES.iter().enumerate().map(|(at, name)| ((*name).to_owned(), self.get(at)));
-        let buckets = [("puts", PUT_BUCKETS), ("gets", GET_BUCKETS)];
-        let durations = buckets.into_iter().flat_map(move |(calls, first)| {
+        let buckets = [
+            ("puts", PUT_BUCKETS, DURATION_BOUNDS),
+            ("gets", GET_BUCKETS, DURATION_BOUNDS),
+            (LOOKUP_NAMES[0], LOOKUP_BUCKETS, LOOKUP_BOUNDS),
+        ];
+        let durations = buckets.into_iter().flat_map(move |(calls, first, bounds)| {
             let mut sum: u64 = 0;
-            DURATION_BOUNDS.iter().zip(first..).map(move |(bound, at)| {
+            bounds.into_iter().zip(first..).map(move |(bound, at)| {
                 sum = self.get(at).saturating_add(sum);
                 (format!("{calls}_within_{bound}_us"), sum)
             })
@@ -215,7 +245,7 @@ impl TransferTotals {
         let undelivered = MissReason::ALL.iter().zip(UNDELIVERED..);
         let undelivered = undelivered
             .map(|(reason, at)| (format!("undelivered_{}", reason.word()), self.get(at)));
-        let others = PREFILL_NAMES.iter().chain(&CACHE_NAMES).zip(PREFILL..);
+        let others = PREFILL_NAMES.iter().chain(&CACHE_NAMES).chain(&LOOKUP_NAMES).zip(PREFILL..);
         let others = others.map(|(name, at)| ((*name).to_owned(), self.get(at)));
         plain.chain(durations).chain(undelivered).chain(others)
     }
@@ -295,6 +325,18 @@ mod tests {
         assert_eq!((named["remote_calls_get"], named["remote_read_bytes"]), (6, 11));
         assert_eq!(named["remote_breaker_open_micros"], 14);
         assert_eq!(named["prefill_load_micros"], 0);
+    }
+
+    #[test]
+    fn lookups_shorter_than_a_microsecond_have_a_sum() {
+        let totals = TransferTotals::default();
+        for nanos in [600, 1_000, 1_001, 2_000_000_000] {
+            totals.add(TransferCounts::lookup(Duration::from_nanos(nanos)).as_slice());
+        }
+        let named: BTreeMap<String, u64> = totals.by_name().collect();
+        assert_eq!((named["timed_probes"], named["probe_nanos"]), (4, 2_000_002_601));
+        let within = |bound: u64| named[&format!("timed_probes_within_{bound}_us")];
+        assert_eq!((within(1), within(3), within(1_000_000)), (2, 3, 3));
     }
 
     /// [`TransferCounts::get`] uses a reason's number as its position in [`MissReason::ALL`].

@@ -158,6 +158,8 @@ fn drop_of_the_scope_replaces_an_earlier_cause() {
     let removed = |detail, pages| only(Answer::Removed, detail, pages);
     let expected = [only(Answer::Hit, "", 3), removed("deleted", 1), removed("scope_dropped", 2)];
     assert_eq!(answers(&open, &scope, &keys), expected.concat());
+    assert_counted(&open, &scope, &keys, Answer::Removed);
+    assert_counted(&open, &scope, &keys[4..], Answer::Removed);
     open.close();
 }
 
@@ -193,6 +195,7 @@ fn pages_of_an_absent_volume_are_absent_until_it_is_forgotten() {
     let found = answers(&open, &scope, &keys);
     assert_eq!((found.len(), found[0].0), (1, Answer::AbsentVolume), "{found:?}");
     assert!(found[0].1.starts_with("/b: "), "{found:?}");
+    assert_counted(&open, &scope, &keys, Answer::AbsentVolume);
     // A put of pages that are in absent space is refused, with the pages after them.
     let longer = [&keys[..], &sequence(99, 2)].concat();
     assert_eq!(put(&open.store, &scope, &longer, None).reason, "absent_space");
@@ -363,6 +366,7 @@ fn restart_forgets_causes_and_resets_remembered_seconds() {
     let open = common::open(dir.path(), 12);
     let expected = [only(Answer::Hit, "", 2), only(Answer::Unknown, "", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
+    assert_counted(&open, &scope, &keys, Answer::Unknown);
     assert!(explain(&open, &scope, &keys).remembered_seconds <= opened.elapsed().as_secs());
     open.close();
 }

@@ -56,7 +56,13 @@ fn add(rows: &mut Rows<'_>, named: &Named) {
     rows.gauge(&names::OWNED, [], u64::from(is_owned));
     rows.gauge(&names::OBSERVATION, [], observation.took.as_secs_f64());
     match &observation.observed {
-        Ok(Observed::Owned(stats)) => owned::add(rows, stats, observation.missed_pages),
+        Ok(Observed::Owned(stats)) => {
+            owned::add(rows, stats);
+            for (dir, written) in &observation.drives {
+                let labels = [("volume", families::label(dir))];
+                rows.counter(&names::VOLUME_DRIVE_WRITTEN, labels, *written);
+            }
+        }
         Ok(Observed::Unowned(stored)) => unowned::add(rows, stored),
         Err(_) => {}
     }

@@ -39,7 +39,9 @@ names! {
     PROBES = ("probes", Count, "Lookups of prefixes");
     PROBED_PAGES = ("probed_pages", Count, "Pages requested by lookups");
     HIT_PAGES = ("hit_pages", Count, "Pages found by lookups");
-    MISSED_PAGES = ("missed_pages", Count, "Pages requested by lookups and not found");
+    MISSED_PAGES = ("missed_pages", Count,
+        "Pages requested by lookups and not found, by why the first of them is missing");
+    PROBE = ("probe", Seconds, "Durations of one of 16 lookups of prefixes, of all processes");
     PUT = ("put", Seconds, "Durations of puts that wrote pages, of all processes");
     GET = ("get", Seconds, "Durations of gets of registered scopes, of all processes");
     READ = ("read", Bytes, "Bytes of pages that gets delivered, of all processes");
@@ -67,6 +69,12 @@ names! {
     GATE_LOAD = ("gate_load", Seconds, "Time of loads that gates had estimated");
     GATE_REGRET = ("gate_regret", Seconds,
         "Time that these loads cost beyond computing all tokens, as estimated");
+    QUEUED_CALLS = ("queued_calls", Count,
+        "Submitted gets and puts that wait for a thread, of all processes");
+    QUEUED = ("queued", Bytes,
+        "Bytes that wait to be written to a tier in the background, of all processes");
+    LOADING = ("loading", Bytes,
+        "Bytes of queued and running loads of caches from a tier, of all processes");
     REMOTE_CALLS = ("remote_calls", Count,
         "Calls to remotes: made by kind, failed, and not made, of all processes");
     REMOTE_READ = ("remote_read", Bytes, "Bytes of objects read from remotes");
@@ -108,6 +116,8 @@ names! {
     VOLUME_USED = ("volume_used", Bytes, "Used bytes of the segments in a directory");
     VOLUME_SEGMENTS = ("volume_segments", Count, "Segment files in a directory");
     VOLUME_PRESENT = ("volume_present", Count, "Whether a directory can be used");
+    VOLUME_DRIVE_WRITTEN = ("volume_drive_written", Bytes,
+        "Bytes that all programs wrote to the drive of a directory since it was attached");
     VOLUME_DRAINING = ("volume_draining", Count, "Whether a directory is being drained");
 
     ADMITTED = ("admitted", Bytes, "Bytes of committed pages, before encoding");

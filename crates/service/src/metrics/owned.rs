@@ -2,7 +2,7 @@
 
 use super::families::{Definition, Histogram, Rows, label};
 use super::{names, scope_labels};
-use ritornello_store::{CatalogStats, DURATION_BOUNDS};
+use ritornello_store::{CatalogStats, DURATION_BOUNDS, LOOKUP_BOUNDS};
 use std::collections::BTreeMap;
 
 /// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
@@ -74,9 +74,9 @@ const PREFIXES: [(&str, &str, &Definition); 4] = [
 ];
 
 /// Adds the metrics of a store whose owner answered with `stats`.
-pub(super) fn add(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
+pub(super) fn add(rows: &mut Rows<'_>, stats: &CatalogStats) {
     add_state(rows, stats);
-    add_counters(rows, stats, missed_pages);
+    add_counters(rows, stats);
     add_space(rows, stats);
     add_policies(rows, stats);
     add_index(rows, stats);
@@ -108,14 +108,16 @@ fn add_state(rows: &mut Rows<'_>, stats: &CatalogStats) {
     }
 }
 
-fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
+fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats) {
     let counter = |name: &str| stats.counters.get(name).copied();
     let tier = || [("tier", tier(stats).to_owned())];
     rows.gauge(&names::PAGES, tier(), stats.pages);
     rows.gauge(&names::RUNS, tier(), stats.runs);
-    if let Some(pages) = counter("hit_pages") {
-        rows.counter(&names::HIT_PAGES, tier(), pages);
-        rows.counter(&names::MISSED_PAGES, tier(), missed_pages);
+    for (name, count) in &stats.counters {
+        if let Some(reason) = name.strip_prefix("missed_") {
+            let [tier] = tier();
+            rows.counter(&names::MISSED_PAGES, [tier, ("reason", label(reason))], *count);
+        }
     }
     for (name, definition) in COUNTERS {
         if let Some(value) = counter(name) {
@@ -132,7 +134,11 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
             rows.counter(&names::REFUSED_PAGES, [("reason", reason.to_owned())], pages);
         }
     }
-    for (name, definition) in [("get_bytes", &names::READ), ("read_pages", &names::READ_PAGES)] {
+    for (name, definition) in [
+        ("hit_pages", &names::HIT_PAGES),
+        ("get_bytes", &names::READ),
+        ("read_pages", &names::READ_PAGES),
+    ] {
         if let Some(value) = counter(name) {
             rows.counter(definition, tier(), value);
         }
@@ -144,11 +150,29 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
             }
         }
     }
-    for (calls, sum, definition) in
-        [("puts", "put_micros", &names::PUT), ("gets", "get_micros", &names::GET)]
-    {
-        if let Some(durations) = durations(&stats.counters, calls, sum) {
+    for (calls, sum, bounds, definition) in [
+        ("timed_probes", ("probe_nanos", 1e9), LOOKUP_BOUNDS, &names::PROBE),
+        ("puts", ("put_micros", 1e6), DURATION_BOUNDS, &names::PUT),
+        ("gets", ("get_micros", 1e6), DURATION_BOUNDS, &names::GET),
+    ] {
+        if let Some(durations) = durations(&stats.counters, calls, sum, bounds) {
             rows.histogram(definition, tier(), durations);
+        }
+    }
+    for (call, name) in [("get", "queued_gets"), ("put", "queued_puts")] {
+        if let Some(calls) = counter(name) {
+            rows.gauge(&names::QUEUED_CALLS, [("call", call.to_owned())], calls);
+        }
+    }
+    for (name, tier, definition) in [
+        ("queued_disk_bytes", "disk", &names::QUEUED),
+        ("queued_remote_bytes", "remote", &names::QUEUED),
+        ("loading_host_bytes", "host", &names::LOADING),
+        ("loading_disk_bytes", "disk", &names::LOADING),
+        ("loading_remote_bytes", "remote", &names::LOADING),
+    ] {
+        if let Some(bytes) = counter(name) {
+            rows.gauge(definition, [("tier", tier.to_owned())], bytes);
         }
     }
     for (name, definition) in [
@@ -177,12 +201,17 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
     rows.gauge(&names::WRITE_AMPLIFICATION, [], stats.health.write_amplification);
 }
 
-/// The durations of `calls`, whose sum in microseconds is the counter `sum`. `None` if the owner
-/// does not count them.
-fn durations(counters: &BTreeMap<String, u64>, calls: &str, sum: &str) -> Option<Histogram> {
+/// The durations of `calls`. `sum`: the counter of their sum, and its units per second; `bounds`: of
+/// the buckets, in microseconds. `None` if the owner does not count them.
+fn durations(
+    counters: &BTreeMap<String, u64>,
+    calls: &str,
+    (sum, per_second): (&str, f64),
+    bounds: [u64; 11],
+) -> Option<Histogram> {
     let counter = |name: &str| counters.get(name).copied();
     let mut below = 0;
-    let buckets = DURATION_BOUNDS.map(|bound| {
+    let buckets = bounds.map(|bound| {
         let within = counter(&format!("{calls}_within_{bound}_us")).unwrap_or(below).max(below);
         let bucket = (bound as f64 / 1e6, within - below);
         below = within;
@@ -193,7 +222,7 @@ fn durations(counters: &BTreeMap<String, u64>, calls: &str, sum: &str) -> Option
     let count = counter(calls)?.max(below);
     let longer = (f64::INFINITY, count - below);
     let buckets = buckets.into_iter().chain([longer]).collect();
-    Some(Histogram { sum: counter(sum)? as f64 / 1e6, count, buckets })
+    Some(Histogram { sum: counter(sum)? as f64 / per_second, count, buckets })
 }
 
 /// The tier of a store: `host` if its directories are in memory.

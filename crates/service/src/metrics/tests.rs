@@ -9,7 +9,8 @@ use std::time::Duration;
 fn named(stats: CatalogStats) -> Named {
     let observed = Ok(Observed::Owned(Box::new(stats)));
     let took = Duration::from_millis(1);
-    let observation = Arc::new(Observation { observed, missed_pages: 3, took });
+    let drives = vec![("/nvme/kv".to_owned(), 5000)];
+    let observation = Arc::new(Observation { observed, drives, took });
     Named { store: "/nvme/kv".to_owned(), observation }
 }
 
@@ -166,6 +167,10 @@ fn counts_of_caches_have_labels_and_units() {
         ("remote_written_bytes", 5),
         ("remote_breaker_openings", 6),
         ("remote_breaker_open_micros", 7_250_000),
+        ("missed_evicted", 8),
+        ("queued_puts", 9),
+        ("queued_remote_bytes", 10),
+        ("loading_host_bytes", 11),
     ];
     stats.counters = counters.map(|(name, count)| (name.to_owned(), count)).into();
     let text = encode(&[named(stats)]).unwrap();
@@ -177,6 +182,10 @@ fn counts_of_caches_have_labels_and_units() {
         ("remote_written_bytes_total", "{S} 5"),
         ("remote_breaker_openings_total", "{S} 6"),
         ("remote_breaker_open_seconds_total", "{S} 7.25"),
+        ("missed_pages_total", r#"{S,tier="disk",reason="evicted"} 8"#),
+        ("queued_calls", r#"{S,call="put"} 9"#),
+        ("queued_bytes", r#"{S,tier="remote"} 10"#),
+        ("loading_bytes", r#"{S,tier="host"} 11"#),
     ] {
         let name = format!("ritornello_{name}");
         assert_eq!(series(&name), format!("{name}{expected}"));
@@ -191,7 +200,7 @@ fn counts_of_caches_have_labels_and_units() {
 fn failed_observation_is_not_up() {
     let observation = Arc::new(Observation {
         observed: Err(Problem::retry("the disk hangs")),
-        missed_pages: 0,
+        drives: Vec::new(),
         took: Duration::from_secs(5),
     });
     let text = encode(&[Named { store: "/gone".to_owned(), observation }]).unwrap();
@@ -210,13 +219,15 @@ fn every_counter_but_the_sums_has_a_series() {
     }
     let text = encode(&[named(stats.clone())]).unwrap();
     for (name, value) in &stats.counters {
-        let (value, is_micros) = (*value, name.ends_with("_micros"));
-        let shown = if is_micros { (value as f64 / 1e6).to_string() } else { value.to_string() };
+        let units = [("_micros", 1e6), ("_nanos", 1e9)];
+        let per_second = units.iter().find(|(unit, _)| name.ends_with(unit));
+        let seconds = per_second.map(|(_, per_second)| (*value as f64 / per_second).to_string());
+        let shown = seconds.unwrap_or_else(|| value.to_string());
         // `refused_pages` and `evicted_pages` have one series per reason or cause, and none for
         // the sum.
         let is_sum = ["refused_pages", "evicted_pages"].contains(&name.as_str());
         // Histograms show the numbers of calls and their durations: see `durations_are_histograms`.
-        if ["puts", "gets"].contains(&name.as_str()) || name.contains("_within_") {
+        if ["puts", "gets", "timed_probes"].contains(&name.as_str()) || name.contains("_within_") {
             continue;
         }
         let found = text.lines().any(|line| line.ends_with(&format!(" {shown}")));

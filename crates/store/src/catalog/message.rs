@@ -12,6 +12,7 @@ use crate::decision::{Decision, DecisionListing, REPORTED_DECISIONS_MAX, Request
 use crate::directory::VOLUMES_MAX;
 use crate::explanation::Explanation;
 use crate::owner_silent::StoreReopening;
+use crate::queue_lengths::REPORTED_QUEUES_MAX;
 use crate::stats::CatalogStats;
 use crate::transfer_counts::REPORTED_COUNTS_MAX;
 use ritornello_format::{Error, ErrorKind, Scope, ScopeId, ScopeSettings, ScopeSlot};
@@ -136,6 +137,10 @@ pub enum Request<'a> {
     ExplainRequest {
         #[serde(borrow)]
         request: &'a str,
+    },
+    ReportQueues {
+        #[serde(deserialize_with = "bounded::list::<u64, _, _, REPORTED_QUEUES_MAX>")]
+        lengths: Cow<'a, [u64]>,
     },
 }
 

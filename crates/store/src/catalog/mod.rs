@@ -23,6 +23,7 @@ pub use types::{
 use crate::core::CapacityChange;
 use crate::decision::{Decision, DecisionListing, RequestExplanation};
 use crate::explanation::Explanation;
+use crate::queue_lengths::QueueLengths;
 use crate::stats::CatalogStats;
 use ritornello_format::{Error, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use std::borrow::Cow;
@@ -193,11 +194,18 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Reports counts of this process: of puts, gets, avoided prefill and caches, in the order that
+    /// Reports counts of this process: of puts, gets, lookups, avoided prefill and caches, in the order that
     /// `transfer_counts.rs` defines. A process collects the counts of its calls, and sends them to
     /// the owner about every two seconds.
     fn report_transfers(&self, counts: &[u64]) -> Result<()> {
         let request = Request::ReportTransfers { counts: Cow::Borrowed(counts) };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
+    /// Reports the present lengths of this process's queues, in the order that `queue_lengths.rs`
+    /// defines. They replace the process's last report.
+    fn report_queues(&self, lengths: &QueueLengths) -> Result<()> {
+        let request = Request::ReportQueues { lengths: Cow::Borrowed(lengths.as_slice()) };
         expect!(self.call(&request), Response::Done => ())
     }
 

@@ -157,7 +157,8 @@ impl Request<'_> {
             }
             Self::ReportSpeeds { .. }
             | Self::ReportTransfers { .. }
-            | Self::ReportDecisions { .. } => CallRule { has_response: false, ..QUESTION },
+            | Self::ReportDecisions { .. }
+            | Self::ReportQueues { .. } => CallRule { has_response: false, ..QUESTION },
             Self::Reserve { ref reserve_request, .. } => {
                 let wait = CallWait::Space(reserve_request.timeout);
                 let (reservation, effect) = (Reservation::Begins, Effect::Acknowledges);

@@ -37,6 +37,7 @@ impl StoreCore {
         state.space.add_to_limbo(freed);
         let pages = state.reservations.disconnect(client);
         drop(state);
+        self.queues.client_left(client);
         self.miss_causes.note(pages, MissCause::Abandoned);
         self.maintenance.wake_periodic();
     }
@@ -122,6 +123,10 @@ impl Catalog for LocalCatalog {
             }
             Request::ExplainRequest { request } => {
                 core.explain_request(request).map(Response::RequestExplained)
+            }
+            Request::ReportQueues { ref lengths } => {
+                core.queues.report(client, lengths);
+                Ok(Response::Done)
             }
             Request::Stats => core.stats().map(Box::new).map(Response::Stats),
         }

@@ -5,6 +5,7 @@ use super::state::State;
 use crate::catalog::{LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun, ScopeRef};
 use crate::client_id::ClientId;
 use crate::eviction::{Demand, Used};
+use crate::explanation::Answer;
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, PageHash, Result, ScopedKeys, check_keys};
 use ritornello_index::{MatchedRun, RunId};
@@ -24,9 +25,7 @@ impl StoreCore {
         } else {
             leading(&self.visible(true, self.index.walk(scope.slot, &scoped)))
         };
-        self.counters.probes.add(1);
-        self.counters.probed_pages.add(keys.len() as u64);
-        self.counters.hit_pages.add(hit as u64);
+        self.count_lookup(scope, keys, hit);
         Ok(hit)
     }
 
@@ -70,9 +69,7 @@ impl StoreCore {
         for (number, scope) in scopes.iter().enumerate() {
             let requested = &keys[..pages];
             pages = leading(&self.use_leading(&mut state, *scope, requested, &mut runs));
-            self.counters.probes.add(1);
-            self.counters.probed_pages.add(requested.len() as u64);
-            self.counters.hit_pages.add(pages as u64);
+            self.count_lookup(*scope, requested, pages);
             if pages == 0 && number > 0 {
                 // No page is present in all scopes.
                 runs.clear();
@@ -145,6 +142,29 @@ impl StoreCore {
             return;
         }
         state.release_lease(lease.0);
+    }
+
+    /// Counts a lookup of `keys`, of which the `hit` leading pages were found.
+    fn count_lookup(&self, scope: ScopeRef, keys: &[&[u8]], hit: usize) {
+        let counters = &self.counters;
+        counters.probes.add(1);
+        counters.probed_pages.add(keys.len() as u64);
+        counters.hit_pages.add(hit as u64);
+        let Some(missing) = keys.get(hit) else { return };
+        let missing = PageHash::of(&scope.id, missing);
+        let reason = if self.is_hidden(scope.slot, missing) {
+            &counters.missed_absent_volume
+        } else {
+            match self.miss_causes.answer(scope.id, missing) {
+                Answer::Evicted => &counters.missed_evicted,
+                Answer::Removed => &counters.missed_removed,
+                Answer::Damaged => &counters.missed_damaged,
+                Answer::Refused => &counters.missed_refused,
+                Answer::Abandoned => &counters.missed_abandoned,
+                _ => &counters.missed_unknown,
+            }
+        };
+        reason.add((keys.len() - hit) as u64);
     }
 
     /// Looks up the leading pages (in an unchained scope, all pages present) and leases their runs,

@@ -179,6 +179,17 @@ impl MissCauses {
         Some((cause, value >> NUMBER_BITS))
     }
 
+    /// The answer of a page's last miss cause, or [`Answer::Removed`] if its scope was dropped since;
+    /// [`Answer::Unknown`] if neither is remembered.
+    pub(in crate::core) fn answer(&self, scope: ScopeId, page: PageHash) -> Answer {
+        match (self.of(page), self.dropped_at(scope)) {
+            (Some((_, time)), Some(dropped)) if time <= dropped => Answer::Removed,
+            (Some((cause, _)), _) => cause.answer().0,
+            (None, Some(_)) => Answer::Removed,
+            (None, None) => Answer::Unknown,
+        }
+    }
+
     /// Records that a scope was dropped with its pages.
     pub(in crate::core) fn note_dropped(&self, id: ScopeId) {
         let time = self.now();

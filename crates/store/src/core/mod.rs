@@ -41,6 +41,7 @@ pub use miss_causes::remembered_answers;
 pub use space::capacity::CapacityChange;
 
 use crate::options::Options;
+use crate::queue_lengths::ReportedQueues;
 use crate::stats::Counters;
 use crate::transfer_counts::TransferTotals;
 use absence::hidden::Hidden;
@@ -89,6 +90,8 @@ pub struct StoreCore {
     counters: Counters,
     /// Puts and gets of all processes.
     transfers: TransferTotals,
+    /// Queues of all processes.
+    queues: ReportedQueues,
     miss_causes: MissCauses,
     decisions: Decisions,
 }

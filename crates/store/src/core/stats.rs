@@ -131,6 +131,7 @@ impl StoreCore {
                 .into_iter()
                 .chain(self.transfers.by_name())
                 .chain(self.decisions.counts.by_name())
+                .chain(self.queues.by_name())
                 .collect(),
             open_ms: self.lifecycle.opened.millis,
             dropped_at_open: self.lifecycle.opened.dropped.clone(),

@@ -2,6 +2,7 @@
 
 use super::*;
 use ritornello_store::{Answer, Explanation};
+use std::collections::BTreeMap;
 
 pub fn explain(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Explanation {
     let explanation = open.store.explain(scope, &refs(keys)).unwrap();
@@ -24,12 +25,28 @@ pub fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u3
     vec![(answer, detail.to_owned(), pages)]
 }
 
-/// Asserts the answer and the detail of the first span that is not a hit, and that this span has an
-/// age.
+/// Asserts the answer and the detail of the first span that is not a hit, that this span has an age,
+/// and that a lookup counts its missing pages under this answer.
 pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
     let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);
     let missed = missed.unwrap();
     assert_eq!((missed.answer, missed.detail.as_str()), (answer, detail), "{explanation:?}");
     assert!(missed.seconds_ago.is_some_and(|seconds| seconds <= explanation.remembered_seconds));
+    if explanation.is_registered {
+        assert_counted(open, scope, keys, answer);
+    }
+}
+
+/// Asserts that a lookup of `keys` counts the pages that it does not find under `answer`, and no page
+/// under another answer.
+pub fn assert_counted(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer) {
+    let counted = || {
+        let counters = open.store.stats().unwrap().catalog.counters.into_iter();
+        counters.filter(|(name, _)| name.starts_with("missed_")).collect::<BTreeMap<_, _>>()
+    };
+    let mut expected = counted();
+    let found = open.store.probe(scope, &refs(keys)).unwrap();
+    *expected.get_mut(&format!("missed_{}", answer.word())).unwrap() += (keys.len() - found) as u64;
+    assert_eq!(counted(), expected);
 }

@@ -10,7 +10,7 @@ use super::prompt::name_of;
 use super::rate::RateLimiter;
 use super::read::Read;
 use super::spec::{TierLocation, TierSpec, host_dir};
-use super::stats::{CacheStats, Counter};
+use super::stats::{CacheStats, Counter, ReportedCounters};
 use super::tier_policies::{PrefetchPolicy, WritePolicy};
 use super::tier_set::{RemoteHandle, TierSet};
 use super::tier_writer::TierWriter;
@@ -56,6 +56,8 @@ pub struct Cache {
     promotions: Arc<Promotions>,
     prefetcher: Arc<Prefetcher>,
     lookups: Lookups,
+    /// Reported until this reference is dropped.
+    _reported: Arc<ReportedCounters>,
     closing: AtomicBool,
     process: u32,
 }
@@ -114,8 +116,25 @@ impl Cache {
             probed: Counter::default(),
             missed: Counter::default(),
         };
-        let (closing, process) = (AtomicBool::new(false), process_id());
-        Ok(Self { tiers, lower, promotions, prefetcher, lookups, closing, process })
+        let remote = tiers.remote.as_ref().map(|remote| Arc::clone(remote.tier.call_counters()));
+        let writers = lower.writers.iter();
+        let reported = Arc::new(ReportedCounters {
+            gate: Arc::clone(&tiers.gate.counts),
+            remote,
+            loads: Arc::clone(&tiers.loads),
+            queued: writers.map(|w| (w.to, Arc::clone(w.queue.byte_counter()))).collect(),
+        });
+        tiers.lowest().node.report_cache(Arc::clone(&reported) as _);
+        Ok(Self {
+            tiers,
+            lower,
+            promotions,
+            prefetcher,
+            lookups,
+            _reported: reported,
+            closing: AtomicBool::new(false),
+            process: process_id(),
+        })
     }
 
     /// Looks up the pages of a prompt, starting at its first page. In an unchained scope `keys` may
@@ -242,13 +261,9 @@ impl Cache {
     /// `Closed`.
     pub fn stats(&self) -> Result<CacheStats> {
         self.check()?;
-        let queued_bytes = |tier: Tier| {
-            let writer = self.writers().find(|writer| writer.to == tier);
-            writer.map_or(0, |writer| writer.queue.queued_bytes())
-        };
         let table = self.tiers.table.stats();
         Ok(CacheStats {
-            tiers: self.tiers.stats(queued_bytes),
+            tiers: self.tiers.stats(|tier| self.lower.queued_bytes(tier)),
             probed_pages: self.lookups.probed.get(),
             missed_pages: self.lookups.missed.get(),
             prefetch: self.prefetcher.stats(),

@@ -1,9 +1,10 @@
 //! Statistics of a cache.
 
+use super::load_tracker::LoadTracker;
 use crate::gate::LoadDecision;
 use crate::remote::{CallCounters, RemoteStats};
 use ritornello_format::residency::Tier;
-use ritornello_store::{CacheCounters, CacheCounts};
+use ritornello_store::{CacheCounters, CacheCounts, CacheQueues};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -151,6 +152,10 @@ impl GateCounters {
 pub(super) struct ReportedCounters {
     pub(super) gate: Arc<GateCounters>,
     pub(super) remote: Option<Arc<CallCounters>>,
+    pub(super) loads: Arc<LoadTracker>,
+    /// Bytes queued to be written to each tier below the first. No reference to a tier: its last
+    /// reference must not be dropped by the thread that reports, which closing the tier waits for.
+    pub(super) queued: Vec<(Tier, Arc<AtomicU64>)>,
 }
 
 impl CacheCounters for ReportedCounters {
@@ -164,6 +169,18 @@ impl CacheCounters for ReportedCounters {
             all, some, none, load, regret, get, put, exists, failures, spared, read, written,
             openings, open,
         ]
+    }
+
+    fn queues(&self) -> CacheQueues {
+        let queued = |tier| {
+            let of_tier = self.queued.iter().filter(|(to, _)| *to == tier);
+            of_tier.map(|(_, bytes)| bytes.load(Relaxed)).sum()
+        };
+        let [disk, remote] = [Tier::Disk, Tier::Remote].map(queued);
+        let loading = self.loads.queued();
+        let [from_host, from_disk, from_remote] =
+            [Tier::Host, Tier::Disk, Tier::Remote].map(|tier| loading[tier as usize]);
+        [disk, remote, from_host, from_disk, from_remote]
     }
 }
 

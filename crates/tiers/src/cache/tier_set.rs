@@ -7,7 +7,7 @@ use super::local_tier::LocalTier;
 use super::lookup::TierLease;
 use super::prompt::PromptPages;
 use super::rate::RateLimiter;
-use super::stats::{ReportedCounters, TierCounters, TierStats};
+use super::stats::{TierCounters, TierStats};
 use crate::remote::RemoteTier;
 use crate::{PageTable, Residence};
 use ritornello_format::residency::Tier;
@@ -36,28 +36,18 @@ pub(super) struct TierSet {
     pub(super) loads: Arc<LoadTracker>,
     pub(super) gate: LoadGate,
     counts: [TierCounters; 4],
-    /// Reported until this reference is dropped.
-    _reported: Arc<ReportedCounters>,
 }
 
 impl TierSet {
     pub(super) fn new(local: Vec<LocalTier>, remote: Option<RemoteHandle>) -> Self {
-        let gate = LoadGate::new();
-        let reported = Arc::new(ReportedCounters {
-            gate: Arc::clone(&gate.counts),
-            remote: remote.as_ref().map(|remote| Arc::clone(remote.tier.call_counters())),
-        });
-        let tiers = Self {
+        Self {
             local,
             remote,
             table: PageTable::new(),
             loads: Arc::default(),
-            gate,
+            gate: LoadGate::new(),
             counts: Default::default(),
-            _reported: Arc::clone(&reported),
-        };
-        tiers.lowest().node.report_cache(reported);
-        tiers
+        }
     }
 
     pub(super) fn kinds(&self) -> impl Iterator<Item = Tier> {

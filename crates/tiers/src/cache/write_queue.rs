@@ -9,11 +9,15 @@ use super::prompt::PromptPages;
 use ritornello_volume::{ForkSafeLock, ThreadPool};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(super) struct WriteQueue {
     max_bytes: u64,
+    /// Bytes of the jobs, the current job included. Changed under the lock on `state`.
+    bytes: Arc<AtomicU64>,
     state: ForkSafeLock<State>,
     /// The worker's thread. The worker takes jobs from `state` instead of the pool's queue, because
     /// waiting jobs are merged, and because a worker without jobs still watches the tier above.
@@ -23,7 +27,6 @@ pub(super) struct WriteQueue {
 #[derive(Debug, Default)]
 struct State {
     jobs: VecDeque<WriteJob>,
-    bytes: u64,
     busy: bool,
     /// The job in progress; cleared by a cancellation.
     running: Option<(PromptPages, Range<usize>)>,
@@ -56,11 +59,16 @@ impl WriteQueue {
     /// A queue of at most `max_bytes`, for the tier `name`.
     pub(super) fn new(name: &str, max_bytes: u64) -> Self {
         let thread = ThreadPool::new(format!("ritornello-{name}"), 1, 1);
-        Self { max_bytes, state: ForkSafeLock::default(), thread }
+        Self { max_bytes, bytes: Arc::default(), state: ForkSafeLock::default(), thread }
     }
 
     pub(super) fn queued_bytes(&self) -> u64 {
-        self.state.lock().bytes
+        self.bytes.load(Relaxed)
+    }
+
+    /// The counter of the queued bytes, for reports that outlive the queue.
+    pub(super) fn byte_counter(&self) -> &Arc<AtomicU64> {
+        &self.bytes
     }
 
     /// Whether less than half of the queue's bytes are in use.
@@ -74,7 +82,7 @@ impl WriteQueue {
         let mut state = self.state.lock();
         state.closing = true;
         let dropped = std::mem::take(&mut state.jobs);
-        state.bytes -= dropped.iter().map(WriteJob::bytes).sum::<u64>();
+        self.bytes.fetch_sub(dropped.iter().map(WriteJob::bytes).sum::<u64>(), Relaxed);
         drop(state);
         self.state.wake_all();
         self.thread.close();
@@ -105,13 +113,14 @@ impl WriteQueue {
     /// queue was closed.
     pub(super) fn push(&self, mut job: WriteJob) -> usize {
         let mut state = self.state.lock();
-        let room = (self.max_bytes.saturating_sub(state.bytes) / job.pages.page_bytes) as usize;
+        let room =
+            (self.max_bytes.saturating_sub(self.queued_bytes()) / job.pages.page_bytes) as usize;
         let count = job.range.len().min(room);
         if state.closing || count == 0 {
             return 0;
         }
         job.range.end = job.range.start + count;
-        state.bytes += job.pages.bytes(count);
+        self.bytes.fetch_add(job.pages.bytes(count), Relaxed);
         match state.jobs.back_mut().filter(|last| job.follows(last)) {
             // Merge the job into the last queued job, so that a prompt that grows page by page
             // stays in few jobs.
@@ -154,7 +163,7 @@ impl WriteQueue {
         let mut state = self.state.lock();
         // A cancelled job is not a failure of the tier.
         state.failed_at = (!whole && state.running.is_some()).then(Instant::now);
-        state.bytes -= bytes;
+        self.bytes.fetch_sub(bytes, Relaxed);
         state.busy = false;
         state.running = None;
         self.state.wake_all();
@@ -170,7 +179,7 @@ impl WriteQueue {
         let (cancelled, kept): (Vec<WriteJob>, _) =
             state.jobs.drain(..).partition(|job| filter(&job.pages, &job.range));
         state.jobs = kept.into();
-        state.bytes -= cancelled.iter().map(WriteJob::bytes).sum::<u64>();
+        self.bytes.fetch_sub(cancelled.iter().map(WriteJob::bytes).sum::<u64>(), Relaxed);
         let stopped = state.running.take_if(|(pages, range)| filter(pages, range)).is_some();
         let any = stopped || !cancelled.is_empty();
         (cancelled, any)
@@ -230,7 +239,6 @@ mod tests {
     use super::super::pending_put::Spilled;
     use super::*;
     use ritornello_format::Scope;
-    use std::sync::Arc;
 
     #[test]
     fn closing_before_the_worker_began_releases_the_jobs() {

@@ -30,6 +30,7 @@ use crate::directory::Directory;
 use crate::eviction::RecencyClock;
 use crate::lease::LeaseTable;
 use crate::options::{IndexKind, Options};
+use crate::queue_lengths::ReportedQueues;
 use crate::rounds::Rounds;
 use crate::stats::Counters;
 use crate::transfer_counts::TransferTotals;
@@ -235,6 +236,7 @@ impl StoreCore {
             disk_calls: DiskCalls::default(),
             counters: Counters::default(),
             transfers: TransferTotals::default(),
+            queues: ReportedQueues::default(),
             miss_causes: MissCauses::new(budget.capacity),
             decisions: Decisions::default(),
         });
