@@ -1,4 +1,4 @@
-//! What the kernel tells about the drives under the directories of a store.
+//! The kernel's statistics of the drives under the directories of a store.
 //!
 //! How worn an NVMe drive is, the kernel tells only a process with the right `CAP_SYS_ADMIN`, so it
 //! is left to programs made for it (`docs/operations.md`).
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// The mounts that this process sees (`man 5 proc_pid_mountinfo`).
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Where the kernel lists block devices by their numbers.
+/// The directory in which the kernel lists block devices by their numbers.
 const DEVICES: &str = "/sys/dev/block";
 /// Bytes of a sector in the kernel's statistics of a block device, whatever the device's own
 /// sectors (`Documentation/block/stat.rst` of the Linux kernel).

@@ -17,7 +17,7 @@ const NAMES: [&str; 7] = [
     "loading_disk_bytes",
     "loading_remote_bytes",
 ];
-/// Number of queues of the store itself, before those of caches.
+/// Number of queues of the store. The queues of caches follow.
 const OF_STORE: usize = 2;
 /// Maximum lengths in a message: a later build may send more than this build knows.
 pub(crate) const REPORTED_QUEUES_MAX: usize = 64;

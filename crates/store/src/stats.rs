@@ -100,8 +100,8 @@ pub struct CatalogStats {
     pub poisoned: Option<String>,
     /// Space that cannot be used now. If any space is absent, the store is degraded.
     pub absent_space: AbsentSpace,
-    /// Counters since open, by name; and the present lengths of the queues of all processes, whose
-    /// names begin with `queued_` or `loading_`.
+    /// Counters since open, by name; and how long the queues of all processes are now, under names
+    /// that begin with `queued_` or `loading_`.
     pub counters: BTreeMap<String, u64>,
     /// Duration of opening in milliseconds.
     pub open_ms: f64,
@@ -362,9 +362,9 @@ counters! {
     probed_pages,
     /// Pages found by `probe` and `lease`.
     hit_pages,
-    /// Pages that a lookup did not find, if the first of them was evicted. The reason of this and
-    /// the following counters is that of the first missing page, because a reader cannot use the
-    /// pages after it.
+    /// Pages that a lookup did not find, if the first of them was evicted. This and the following
+    /// counters name the cause of the first missing page, because a reader cannot use the pages
+    /// after it.
     missed_evicted,
     /// Pages that a lookup did not find, if a caller removed the first of them.
     missed_removed,

@@ -217,7 +217,7 @@ impl Store {
         })
     }
 
-    /// Calls `lookup`, and counts its duration if it is one of those that are timed.
+    /// Calls `lookup`; times and counts the call if it is one of [`LOOKUPS_PER_TIMED`].
     fn timed<T>(&self, lookup: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.lookups.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKUPS_PER_TIMED) {
             return lookup();

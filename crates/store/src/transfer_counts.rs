@@ -95,7 +95,7 @@ pub type CacheCounts = [u64; CACHE_NAMES.len()];
 pub trait CacheCounters: Debug + Send + Sync {
     /// The counts since the cache was opened.
     fn counts(&self) -> CacheCounts;
-    /// The present lengths of the cache's queues.
+    /// The bytes in the cache's queues now.
     fn queues(&self) -> CacheQueues;
 }
 

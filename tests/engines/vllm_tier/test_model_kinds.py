@@ -52,8 +52,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_second_engine_answers_from_chunks_of_first(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    # The engines compute the same tokens in steps of different sizes, whose results differ in the last
-    # bits. In bfloat16 these models often have two best tokens with equal logits, and answers differ.
+    # The engines compute the same tokens in steps of different sizes, and the last bits of the
+    # results differ. In bfloat16 these models often have two best tokens with equal logits, so the
+    # answers would differ too.
     options = {"num_gpu_blocks_override": 200, "dtype": "float32", **case.options}
     if name in ("eagle", "mtp"):
         options |= drafts(name, name)

@@ -202,8 +202,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Reports the present lengths of this process's queues, in the order that `queue_lengths.rs`
-    /// defines. They replace the process's last report.
+    /// Reports how long the queues of this process are now, in the order that `queue_lengths.rs`
+    /// defines. The report replaces the last report of the process.
     fn report_queues(&self, lengths: &QueueLengths) -> Result<()> {
         let request = Request::ReportQueues { lengths: Cow::Borrowed(lengths.as_slice()) };
         expect!(self.call(&request), Response::Done => ())
