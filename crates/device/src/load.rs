@@ -215,7 +215,7 @@ impl Load<'_> {
         let Some(slots) = slots else {
             return none(self.control.stop().unwrap_or(MissReason::Staging).word());
         };
-        // Copies of other lanes are in flight, so a panic must not unwind through them.
+        // Copies may be in flight: a panic of the reader must not leave the load before they end.
         let read =
             AssertUnwindSafe(|| (self.read)(pages.clone(), Arc::clone(&slots), self.control));
         let read = catch_unwind(read).unwrap_or_else(|_| Err(Error::fatal("a reader panicked")))?;

@@ -39,7 +39,7 @@ def test_table_names_every_kind(kinds: set[str]) -> None:
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in text] == []
 
 
-def test_kinds_of_refusals_exist(kinds: set[str]) -> None:
+def test_served_and_offloaded_kinds_exist(kinds: set[str]) -> None:
     assert {*SERVED, *OFFLOADED} <= kinds
 
 

@@ -1,7 +1,7 @@
 //! `ritornello bench`: measurements of the store, its parts and its remotes.
 //!
-//! A measurement is the folder or file with the name of its command; `part` is the hidden command
-//! of the separate processes. The measurements share:
+//! The code of a measurement is in the module with the name of its subcommand. `part` is the hidden
+//! subcommand that measurements run in separate processes. The measurements share:
 //!
 //! | module | contents |
 //! |---|---|

@@ -217,8 +217,8 @@ fn durations(
         below = within;
         bucket
     });
-    // The owner reads the number of calls before the buckets, so the number may lack calls that
-    // the buckets count.
+    // The owner reads the numbers of puts and gets before their buckets, so a number may lack
+    // calls that the buckets count.
     let count = counter(calls)?.max(below);
     let longer = (f64::INFINITY, count - below);
     let buckets = buckets.into_iter().chain([longer]).collect();
