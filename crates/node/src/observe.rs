@@ -31,11 +31,12 @@ use std::{fs, io};
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before another attempt to reach an owner that does not listen.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Maximum time to wait for the statistics after the handshake.
+/// Maximum time to wait for the statistics or an explanation: for an observer after the handshake,
+/// for a client including the handshake.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The refusal of an observer in a process that uses the store.
-const IS_OPEN: &str = "this process has the store open: ask its own handle for the statistics";
+const IS_OPEN: &str = "this process has the store open: ask through the handle that it has";
 
 /// The state of a store that this process does not use.
 #[derive(Clone, Debug)]

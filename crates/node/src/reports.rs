@@ -202,7 +202,7 @@ mod tests {
                 [self.0.load(Relaxed); 14]
             }
             fn queues(&self) -> CacheQueues {
-                [self.0.load(Relaxed); 5]
+                [self.0.load(Relaxed); 6]
             }
         }
         let reports = Reports::default();
@@ -231,7 +231,7 @@ mod tests {
         other.0.store(6, Relaxed);
         reports.send(&Membership::Closed);
         assert_eq!(sums(&reports.transfers), Some(2));
-        // Empty queues are reported once, as soon as the owner answers.
+        // The report of empty queues is repeated until the owner has received it.
         other.0.store(0, Relaxed);
         reports.send(&Membership::Closed);
         assert!(reports.sending.lock().was_queued);

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Address space of an open store's staging memory in one process. Only the parts in use are
-/// resident.
+/// Address space of an open store's staging memory in one process. Pages of the huge-page pool are
+/// resident from the start; other pages become resident when they are first used, and stay so.
 const STAGING_BYTES: usize = 256 << 20;
 
 /// A store that this process has open, with one or several handles.

@@ -86,7 +86,7 @@ impl CacheCounters for EqualCounts {
     }
 
     fn queues(&self) -> CacheQueues {
-        [self.0; 5]
+        [self.0; 6]
     }
 }
 

@@ -340,8 +340,12 @@ fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>, is_priced: 
         ]);
     }
     let decided = s.index_tuning.as_ref().map(|tuning| &tuning.decisions[..]).unwrap_or_default();
-    // Omit counters with `_within_` in their names, which are buckets of histograms of durations.
-    let is_shown = |name: &str, value: u64| value > 0 && !name.contains("_within_");
+    // Omit counters with `_within_` in their names, which are buckets of histograms of durations, and
+    // the lengths of queues, which are not counted.
+    let is_counted = |name: &str| {
+        !name.contains("_within_") && !name.starts_with("queued_") && !name.starts_with("loading_")
+    };
+    let is_shown = |name: &str, value: u64| value > 0 && is_counted(name);
     let counted: Vec<_> =
         s.counters.iter().filter(|(name, value)| is_shown(name, **value)).collect();
     let mut text = out.to_string();

@@ -1,15 +1,15 @@
 //! The kernel's statistics of the drives under the directories of a store.
 //!
-//! How worn an NVMe drive is, the kernel tells only a process with the right `CAP_SYS_ADMIN`, so it
-//! is left to programs made for it (`docs/operations.md`).
+//! The kernel tells only root how worn an NVMe drive is, so this is left to programs made for it
+//! (`docs/operations.md`, *Sizing*).
 
-use std::ffi::OsString;
+use parking_lot::Mutex;
+use rustix::fs::{major, minor};
+use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The mounts that this process sees (`man 5 proc_pid_mountinfo`).
-const MOUNTS: &str = "/proc/self/mountinfo";
 /// The directory in which the kernel lists block devices by their numbers.
 const DEVICES: &str = "/sys/dev/block";
 /// Bytes of a sector in the kernel's statistics of a block device, whatever the device's own
@@ -18,63 +18,69 @@ const SECTOR: u64 = 512;
 /// Position of the number of written sectors in these statistics.
 const WRITTEN_SECTORS: usize = 6;
 
-/// For each of `dirs` that is on one block device: the directory, and the bytes that all programs have
-/// written to its drive since the kernel attached it. Leaves out directories in memory, on a network
-/// or on Btrfs. Reads no directory, so that a disk that hangs delays no answer.
-pub(crate) fn written_bytes<'a>(dirs: impl Iterator<Item = &'a str>) -> Vec<(String, u64)> {
-    let Ok(mounts) = fs::read(MOUNTS) else { return Vec::new() };
-    let mounts = parse(&mounts);
-    let written = |dir: &str| written_to(Path::new(DEVICES), device_of(&mounts, Path::new(dir))?);
-    dirs.filter_map(|dir| Some((dir.to_owned(), written(dir)?))).collect()
+/// The drives of a store's directories, as far as they are known.
+#[derive(Debug, Default)]
+pub(crate) struct Drives(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The statistics of each directory's drive; `None` for a directory that is not on one block
+    /// device.
+    statistics: BTreeMap<String, Option<PathBuf>>,
+    is_searching: bool,
 }
 
-/// A mount: where it is, and the numbers of its device, separated by a colon.
-type Mount = (PathBuf, String);
-
-fn parse(mounts: &[u8]) -> Vec<Mount> {
-    let mount = |line: &[u8]| {
-        let mut fields = line.split(|byte| *byte == b' ').skip(2);
-        let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
-        let at = unescaped(fields.nth(1)?);
-        Some((PathBuf::from(OsString::from_vec(at)), device))
-    };
-    mounts.split(|byte| *byte == b'\n').filter_map(mount).collect()
-}
-
-/// The kernel writes a space, tab, newline or backslash in a path as a backslash and three octal
-/// digits.
-fn unescaped(path: &[u8]) -> Vec<u8> {
-    let (mut plain, mut rest) = (Vec::new(), path);
-    while let Some((first, after)) = rest.split_first() {
-        let octal = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match byte.filter(|_| *first == b'\\') {
-            Some(byte) => {
-                plain.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                plain.push(*first);
-                rest = after;
-            }
-        }
+impl Drives {
+    /// For each of `dirs` whose drive is known: the directory, and the bytes that all programs have
+    /// written to the drive since the kernel attached it. Waits for no disk. Forgets all other
+    /// directories, which may return on another drive.
+    pub(crate) fn written_bytes(&self, dirs: &[String]) -> Vec<(String, u64)> {
+        let mut known = self.0.lock();
+        known.statistics.retain(|dir, _| dirs.contains(dir));
+        let on_drives = known.statistics.iter();
+        let on_drives =
+            on_drives.filter_map(|(dir, drive)| Some((dir.clone(), drive.as_ref()?.clone())));
+        let on_drives: Vec<_> = on_drives.collect();
+        drop(known);
+        let written = |(dir, drive): (String, PathBuf)| Some((dir, written_bytes(&drive)?));
+        on_drives.into_iter().filter_map(written).collect()
     }
-    plain
+
+    /// Finds the drives of the `dirs` that are not known yet; a relative name is below `store`. May
+    /// wait for a disk without a limit; while one call waits, other calls return.
+    pub(crate) fn find(&self, store: &Path, dirs: &[String]) {
+        let mut known = self.0.lock();
+        let unknown = |dir: &&String| !known.statistics.contains_key(*dir);
+        let unknown: Vec<String> = dirs.iter().filter(unknown).cloned().collect();
+        if unknown.is_empty() || known.is_searching {
+            return;
+        }
+        known.is_searching = true;
+        drop(known);
+        let find = |dir: String| {
+            let device = fs::metadata(store.join(&dir)).ok().map(|found| found.dev());
+            let drive = |device| drive_of(Path::new(DEVICES), major(device), minor(device));
+            (dir, device.and_then(drive))
+        };
+        let found: Vec<_> = unknown.into_iter().map(find).collect();
+        let mut known = self.0.lock();
+        known.statistics.extend(found);
+        known.is_searching = false;
+    }
 }
 
-/// The device of the mount that has `dir`: the deepest, and of several at one place the last.
-fn device_of<'a>(mounts: &'a [Mount], dir: &Path) -> Option<&'a str> {
-    let above = mounts.iter().filter(|(at, _)| dir.starts_with(at));
-    let mount = above.max_by_key(|(at, _)| at.components().count());
-    mount.map(|(_, device)| device.as_str())
-}
-
-fn written_to(devices: &Path, numbers: &str) -> Option<u64> {
-    let mut device = fs::canonicalize(devices.join(numbers)).ok()?;
+/// The statistics of the drive that is the block device, or has it as a partition. `None` if the
+/// device is no block device, as for file systems in memory or on a network.
+fn drive_of(devices: &Path, major: u32, minor: u32) -> Option<PathBuf> {
+    let mut device = fs::canonicalize(devices.join(format!("{major}:{minor}"))).ok()?;
     if device.join("partition").exists() {
         device.pop();
     }
-    let statistics = fs::read_to_string(device.join("stat")).ok()?;
+    Some(device.join("stat"))
+}
+
+fn written_bytes(statistics: &Path) -> Option<u64> {
+    let statistics = fs::read_to_string(statistics).ok()?;
     let sectors: u64 = statistics.split_whitespace().nth(WRITTEN_SECTORS)?.parse().ok()?;
     sectors.checked_mul(SECTOR)
 }
@@ -95,38 +101,28 @@ mod tests {
         fs::write(partition.join("partition"), "2\n").unwrap();
         symlink(&drive, dir.path().join("259:0")).unwrap();
         symlink(&partition, dir.path().join("259:2")).unwrap();
-        for numbers in ["259:0", "259:2"] {
-            assert_eq!(written_to(dir.path(), numbers), Some(7000 * SECTOR));
-        }
-        assert_eq!(written_to(dir.path(), "259:1"), None);
+        let written =
+            |minor| drive_of(dir.path(), 259, minor).and_then(|found| written_bytes(&found));
+        assert_eq!([0, 1, 2].map(written), [Some(7000 * SECTOR), None, Some(7000 * SECTOR)]);
         fs::write(drive.join("stat"), "11 22\n").unwrap();
-        assert_eq!(written_to(dir.path(), "259:0"), None);
+        assert_eq!(written(0), None);
     }
 
     #[test]
-    fn directory_has_the_device_of_its_deepest_and_last_mount() {
-        let mounts = parse(
-            b"22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
-            23 22 0:21 / /proc rw - proc proc rw\n\
-            24 22 259:1 /kv /mnt/a\\040b\\134 rw master:1 - xfs /dev/nvme0n1p1 rw\n\
-            25 22 259:2 / /mnt/kv rw - xfs /dev/nvme1n1p2 rw\n\
-            26 25 259:3 / /mnt/kv rw - xfs /dev/nvme1n1p3 rw\n\
-            short line\n",
-        );
-        for (dir, device) in [
-            ("/var/kv", "254:0"),
-            ("/proc/kv", "0:21"),
-            ("/mnt/a b\\/kv", "259:1"),
-            ("/mnt/kv", "259:3"),
-            ("/mnt/kv2", "254:0"),
-        ] {
-            assert_eq!(device_of(&mounts, Path::new(dir)), Some(device), "{dir}");
-        }
-        assert_eq!(device_of(&[], Path::new("/")), None);
-    }
-
-    #[test]
-    fn directory_in_memory_has_no_drive() {
-        assert_eq!(written_bytes(["/proc/kv"].into_iter()), []);
+    fn drives_are_known_once_found_and_until_their_directory_is_not_listed() {
+        let store = tempfile::tempdir_in("/var/tmp").unwrap();
+        fs::create_dir(store.path().join("segments")).unwrap();
+        let device = fs::metadata(store.path()).unwrap().dev();
+        let kernel = drive_of(Path::new(DEVICES), major(device), minor(device));
+        let expected = kernel.and_then(|found| written_bytes(&found)).is_some();
+        let [own, proc, gone] = ["segments", "/proc", "gone"].map(str::to_owned);
+        let (dirs, drives) = ([own.clone(), proc, gone], Drives::default());
+        let known = |dirs: &[String]| -> Vec<String> {
+            drives.written_bytes(dirs).into_iter().map(|(dir, _)| dir).collect()
+        };
+        assert!(known(&dirs).is_empty());
+        drives.find(store.path(), &dirs);
+        assert_eq!(known(&dirs), if expected { vec![own] } else { Vec::new() });
+        assert!(known(&dirs[1..]).is_empty() && known(&dirs).is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! Observations of a store that several requests share.
 
-use crate::drive::written_bytes;
+use crate::drive::Drives;
 use crate::limits::{
     ABANDONED_MAX, OBSERVATION_ABANDONED, OBSERVATION_SHARED, OBSERVATION_TIMEOUT,
 };
@@ -9,7 +9,6 @@ use crate::store_access::StoreAccess;
 use parking_lot::Mutex;
 use ritornello_format::Result;
 use ritornello_node::Observed;
-use ritornello_store::CatalogStats;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +42,7 @@ pub(crate) struct Observer {
     /// Time after which the first observation that hangs is abandoned.
     patience: Duration,
     state: Mutex<State>,
+    drives: Drives,
     /// Number of observations that ended before they were abandoned.
     ended: watch::Sender<u64>,
 }
@@ -80,7 +80,14 @@ impl Observer {
 
     fn with(access: Arc<StoreAccess>, look: Box<Look>, patience: Duration) -> Arc<Self> {
         let ended = watch::Sender::new(0);
-        Arc::new(Self { access, look, patience, state: Mutex::default(), ended })
+        Arc::new(Self {
+            access,
+            look,
+            patience,
+            state: Mutex::default(),
+            drives: Drives::default(),
+            ended,
+        })
     }
 
     /// The store.
@@ -134,10 +141,14 @@ impl Observer {
             std::thread::Builder::new().name("ritornello-http-look".to_owned()).spawn(move || {
                 let mut end = end;
                 let observed = (end.observer.look)();
-                if let Ok(Observed::Owned(stats)) = &observed {
-                    end.drives = drives(stats);
-                }
+                let dirs = observed.as_ref().map(present_dirs).unwrap_or_default();
+                end.drives = end.observer.drives.written_bytes(&dirs);
                 end.observed = Some(observed.map_err(|error| Problem::from(&error)));
+                let observer = Arc::clone(&end.observer);
+                drop(end);
+                // A later observation shows the drives that are found now: a disk that hangs must
+                // not delay this observation.
+                observer.drives.find(observer.access.dir(), &dirs);
             });
         if let Err(error) = started {
             tracing::warn!(%error, store = self.access.name(), "the store cannot be observed now");
@@ -170,10 +181,11 @@ struct End {
     drives: Vec<(String, u64)>,
 }
 
-/// The drives of the directories: see [`Observation::drives`].
-fn drives(stats: &CatalogStats) -> Vec<(String, u64)> {
+/// The directories of the store that its owner can use.
+fn present_dirs(observed: &Observed) -> Vec<String> {
+    let Observed::Owned(stats) = observed else { return Vec::new() };
     let present = stats.paths.iter().filter(|volume| volume.absent.is_none());
-    written_bytes(present.map(|volume| volume.dir.as_str()))
+    present.map(|volume| volume.dir.clone()).collect()
 }
 
 impl Drop for End {

@@ -40,6 +40,11 @@ impl StoreAccess {
         drop(former);
     }
 
+    /// The directory, absolute.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The directory in text, by which requests, answers and metrics name the store.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -46,7 +46,7 @@ impl CacheCounters for CountsByPosition {
     }
 
     fn queues(&self) -> CacheQueues {
-        [10, 20, 30, 40, 50]
+        [10, 20, 30, 40, 50, 60]
     }
 }
 
@@ -54,12 +54,17 @@ impl CacheCounters for CountsByPosition {
 fn metrics_have_counts_of_caches() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
-    node.report_cache(Arc::new(CountsByPosition));
+    let counters: Arc<dyn CacheCounters> = Arc::new(CountsByPosition);
+    node.report_cache(Arc::clone(&counters));
     let service = operating(&[node]);
     let (body, store) = (get(service.address(), "/metrics").body, dir.path().display());
     let value = |name: &str, labels: &str| {
         metric(&body, &format!("ritornello_{name}_total{{store=\"{store}\"{labels}}}"))
     };
+    let bytes = |name: &str, tier: &str| {
+        metric(&body, &format!("ritornello_{name}_bytes{{store=\"{store}\",tier=\"{tier}\"}}"))
+    };
+    assert_eq!((bytes("queued", "host"), bytes("loading", "remote")), (Some(10.0), Some(60.0)));
     assert_eq!(value("gate_decisions", ",reason=\"none\""), Some(3e6));
     assert_eq!(value("gate_regret_seconds", ""), Some(5.0));
     assert_eq!(value("remote_calls", ",reason=\"put\""), Some(7e6));

@@ -6,11 +6,12 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 
 /// Names of the queues: submitted gets and puts that wait for a thread, in calls; then of caches over
-/// tiers, in bytes, pages that wait to be written to a tier, and loads from a tier that are queued or
-/// running. The order is part of the protocol: further queues come at the end.
-const NAMES: [&str; 7] = [
+/// tiers, in bytes, pages that wait to be written or promoted to a tier, and loads from a tier that
+/// are queued or running. The order is part of the protocol: further queues come at the end.
+const NAMES: [&str; 8] = [
     "queued_gets",
     "queued_puts",
+    "queued_host_bytes",
     "queued_disk_bytes",
     "queued_remote_bytes",
     "loading_host_bytes",
@@ -22,8 +23,8 @@ const OF_STORE: usize = 2;
 /// Maximum lengths in a message: a later build may send more than this build knows.
 pub(crate) const REPORTED_QUEUES_MAX: usize = 64;
 
-/// Lengths of the queues of a cache over tiers, in bytes: of writes to `disk` and `remote`, and of
-/// loads from `host`, `disk` and `remote`.
+/// Lengths of the queues of a cache over tiers, in bytes: of promotions and writes to `host`, `disk`
+/// and `remote`, and of loads from `host`, `disk` and `remote`.
 pub type CacheQueues = [u64; NAMES.len() - OF_STORE];
 
 /// Lengths of the queues of one process, or their sums over several.
@@ -97,20 +98,20 @@ mod tests {
     fn last_reports_of_connected_processes_are_summed() {
         let reported = ReportedQueues::default();
         let mut lengths = QueueLengths::of_store(1, 2);
-        lengths.add_cache(&[10, 20, 30, 40, 50]);
-        lengths.add_cache(&[1; 5]);
-        assert_eq!(lengths.as_slice(), [1, 2, 11, 21, 31, 41, 51]);
+        lengths.add_cache(&[10, 20, 30, 40, 50, 60]);
+        lengths.add_cache(&[1; 6]);
+        assert_eq!(lengths.as_slice(), [1, 2, 11, 21, 31, 41, 51, 61]);
         let (one, other) = (ClientId(1), ClientId(2));
-        reported.report(one, &[9; 7]);
+        reported.report(one, &[9; 8]);
         reported.report(one, lengths.as_slice());
         // A later build may send more lengths, an earlier build fewer.
-        reported.report(other, &[5; 9]);
-        assert_eq!(sums(&reported), [6, 7, 16, 26, 36, 46, 56]);
+        reported.report(other, &[5; 10]);
+        assert_eq!(sums(&reported), [6, 7, 16, 26, 36, 46, 56, 66]);
         reported.report(other, &[u64::MAX]);
-        assert_eq!(sums(&reported), [u64::MAX, 2, 11, 21, 31, 41, 51]);
+        assert_eq!(sums(&reported), [u64::MAX, 2, 11, 21, 31, 41, 51, 61]);
         reported.client_left(one);
-        assert_eq!(sums(&reported), [u64::MAX, 0, 0, 0, 0, 0, 0]);
-        reported.report(other, &[0; 7]);
-        assert_eq!(sums(&reported), [0; 7]);
+        assert_eq!(sums(&reported), [u64::MAX, 0, 0, 0, 0, 0, 0, 0]);
+        reported.report(other, &[0; 8]);
+        assert_eq!(sums(&reported), [0; 8]);
     }
 }

@@ -15,9 +15,6 @@ pub const DURATION_BOUNDS: [u64; 11] =
 /// Upper bounds in microseconds of the buckets of the durations of lookups.
 pub const LOOKUP_BOUNDS: [u64; 11] =
     [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000, 1_000_000];
-/// One of this number of lookups is timed: the clock takes a tenth of the time of a lookup in the
-/// owner's process.
-pub(crate) const LOOKUPS_PER_TIMED: u32 = 16;
 
 /// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
 /// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`] and the buckets of

@@ -93,6 +93,7 @@ fn cancelled_promotion_stops() {
     // At this rate a promotion of 500 pages takes five seconds, and can be cancelled midway.
     let cache = open(&[&host(&dir, 64), &format!("{} rate=2MB", disk(&dir, 128))]);
     find_once(&cache, &prompt);
+    assert!(tier(&cache, "host").queued_bytes > 0);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
     until("the promotion has stopped", || tier(&cache, "host").queued_bytes == 0);
     assert!(tier(&cache, "host").promoted_pages < 500);

@@ -72,7 +72,7 @@ names! {
     QUEUED_CALLS = ("queued_calls", Count,
         "Submitted gets and puts that wait for a thread, of all processes");
     QUEUED = ("queued", Bytes,
-        "Bytes that wait to be written to a tier in the background, of all processes");
+        "Bytes that wait to be written or promoted to a tier, of all processes");
     LOADING = ("loading", Bytes,
         "Bytes of queued and running loads of caches from a tier, of all processes");
     REMOTE_CALLS = ("remote_calls", Count,
@@ -117,7 +117,7 @@ names! {
     VOLUME_SEGMENTS = ("volume_segments", Count, "Segment files in a directory");
     VOLUME_PRESENT = ("volume_present", Count, "Whether a directory can be used");
     VOLUME_DRIVE_WRITTEN = ("volume_drive_written", Bytes,
-        "Bytes that all programs wrote to the drive of a directory since it was attached");
+        "Bytes that all programs wrote to the drive of a directory since the kernel attached it");
     VOLUME_DRAINING = ("volume_draining", Count, "Whether a directory is being drained");
 
     ADMITTED = ("admitted", Bytes, "Bytes of committed pages, before encoding");

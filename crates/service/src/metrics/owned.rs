@@ -165,6 +165,7 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats) {
         }
     }
     for (name, tier, definition) in [
+        ("queued_host_bytes", "host", &names::QUEUED),
         ("queued_disk_bytes", "disk", &names::QUEUED),
         ("queued_remote_bytes", "remote", &names::QUEUED),
         ("loading_host_bytes", "host", &names::LOADING),

@@ -64,12 +64,12 @@ impl StoreCore {
         scopes.iter().try_for_each(|scope| self.scopes.check(*scope))?;
         check_keys(keys)?;
         let mut pages = if scopes.is_empty() { 0 } else { keys.len() };
-        let mut runs = Vec::new();
+        let (mut runs, mut lookups) = (Vec::new(), Vec::with_capacity(scopes.len()));
         let mut state = self.state.lock();
         for (number, scope) in scopes.iter().enumerate() {
             let requested = &keys[..pages];
             pages = leading(&self.use_leading(&mut state, *scope, requested, &mut runs));
-            self.count_lookup(*scope, requested, pages);
+            lookups.push((*scope, requested, pages));
             if pages == 0 && number > 0 {
                 // No page is present in all scopes.
                 runs.clear();
@@ -80,7 +80,10 @@ impl StoreCore {
             runs.retain(|found: &LeasedRun| (found.at as usize) < pages);
             runs.sort_by_key(|found| found.at);
         }
-        self.lease_leading(state, client, &runs, pages, ttl)
+        let leased = self.lease_leading(state, client, &runs, pages, ttl);
+        // Without the state's lock, for which most calls wait.
+        lookups.iter().for_each(|(scope, keys, hit)| self.count_lookup(*scope, keys, *hit));
+        leased
     }
 
     /// Leases the leading pages (in an unchained scope, all pages present) for a read, and returns
@@ -144,7 +147,8 @@ impl StoreCore {
         state.release_lease(lease.0);
     }
 
-    /// Counts a lookup of `keys`, of which the `hit` leading pages were found.
+    /// Counts a lookup of `keys`, of which the `hit` leading pages were found. In an unchained scope
+    /// the pages after the first missing page count as missed with it.
     fn count_lookup(&self, scope: ScopeRef, keys: &[&[u8]], hit: usize) {
         let counters = &self.counters;
         counters.probes.add(1);

@@ -180,14 +180,12 @@ impl MissCauses {
     }
 
     /// The answer of a page's last miss cause, or [`Answer::Removed`] if its scope was dropped since;
-    /// [`Answer::Unknown`] if neither is remembered.
+    /// [`Answer::Unknown`] if no cause is remembered: the page may have been dropped with its scope,
+    /// or never stored.
     pub(in crate::core) fn answer(&self, scope: ScopeId, page: PageHash) -> Answer {
-        match (self.of(page), self.dropped_at(scope)) {
-            (Some((_, time)), Some(dropped)) if time <= dropped => Answer::Removed,
-            (Some((cause, _)), _) => cause.answer().0,
-            (None, Some(_)) => Answer::Removed,
-            (None, None) => Answer::Unknown,
-        }
+        let Some((cause, time)) = self.of(page) else { return Answer::Unknown };
+        let is_older = self.dropped_at(scope).is_some_and(|dropped| time <= dropped);
+        if is_older { Answer::Removed } else { cause.answer().0 }
     }
 
     /// Records that a scope was dropped with its pages.

@@ -117,7 +117,7 @@ impl Cache {
             missed: Counter::default(),
         };
         let remote = tiers.remote.as_ref().map(|remote| Arc::clone(remote.tier.call_counters()));
-        let writers = lower.writers.iter();
+        let writers = lower.writers.iter().chain(&promotions.writer);
         let reported = Arc::new(ReportedCounters {
             gate: Arc::clone(&tiers.gate.counts),
             remote,
@@ -261,9 +261,13 @@ impl Cache {
     /// `Closed`.
     pub fn stats(&self) -> Result<CacheStats> {
         self.check()?;
+        let queued_bytes = |tier: Tier| {
+            let writer = self.writers().find(|writer| writer.to == tier);
+            writer.map_or(0, |writer| writer.queue.queued_bytes())
+        };
         let table = self.tiers.table.stats();
         Ok(CacheStats {
-            tiers: self.tiers.stats(|tier| self.lower.queued_bytes(tier)),
+            tiers: self.tiers.stats(queued_bytes),
             probed_pages: self.lookups.probed.get(),
             missed_pages: self.lookups.missed.get(),
             prefetch: self.prefetcher.stats(),

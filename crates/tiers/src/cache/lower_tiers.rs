@@ -130,12 +130,6 @@ impl LowerTiers {
         self.tiers.trim_table();
     }
 
-    /// Bytes queued to be written to a tier.
-    pub(super) fn queued_bytes(&self, tier: Tier) -> u64 {
-        let writer = self.writers.iter().find(|writer| writer.to == tier);
-        writer.map_or(0, |writer| writer.queue.queued_bytes())
-    }
-
     /// Writes all dirty pages, and waits for all queued writes.
     ///
     /// # Errors

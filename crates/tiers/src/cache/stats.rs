@@ -153,8 +153,8 @@ pub(super) struct ReportedCounters {
     pub(super) gate: Arc<GateCounters>,
     pub(super) remote: Option<Arc<CallCounters>>,
     pub(super) loads: Arc<LoadTracker>,
-    /// Bytes queued to be written to each tier below the first. No reference to a tier: its last
-    /// reference must not be dropped by the thread that reports, which closing the tier waits for.
+    /// Bytes queued to be written to a tier, or to be promoted to it. No reference to a tier: the
+    /// thread that reports must not drop the last one, and so close the tier.
     pub(super) queued: Vec<(Tier, Arc<AtomicU64>)>,
 }
 
@@ -176,11 +176,10 @@ impl CacheCounters for ReportedCounters {
             let of_tier = self.queued.iter().filter(|(to, _)| *to == tier);
             of_tier.map(|(_, bytes)| bytes.load(Relaxed)).sum()
         };
-        let [disk, remote] = [Tier::Disk, Tier::Remote].map(queued);
-        let loading = self.loads.queued();
-        let [from_host, from_disk, from_remote] =
-            [Tier::Host, Tier::Disk, Tier::Remote].map(|tier| loading[tier as usize]);
-        [disk, remote, from_host, from_disk, from_remote]
+        let tiers = [Tier::Host, Tier::Disk, Tier::Remote];
+        let ([host, disk, remote], loading) = (tiers.map(queued), self.loads.queued());
+        let [from_host, from_disk, from_remote] = tiers.map(|tier| loading[tier as usize]);
+        [host, disk, remote, from_host, from_disk, from_remote]
     }
 }
 

@@ -25,10 +25,10 @@ class Prompt(NamedTuple):
     """The chunks (pages of vLLM's host tier) of one prompt and KV cache group. `keys`: keys of the
     chunks; if `scope` is chained, from the first chunk of the prompt, or of one chunk alone.
     `computed`: leading tokens that the engine has. `tokens`: tokens of all `keys`. `chunk_tokens`:
-    tokens of a chunk. `chunk_bytes`: bytes of a chunk, and of the chunks of other chained groups
-    for the same tokens. `computed`, `tokens`, `chunk_tokens` and `chunk_bytes` are 0 if the gate
-    does not decide about the chunks. `is_local`: the lookup is about this machine only; false if
-    `scope` is chained.
+    tokens of a chunk. `chunk_bytes`: the sum of the bytes of a chunk and the bytes of the chunks
+    that the other chained groups have for the same tokens. `computed`, `tokens`, `chunk_tokens` and
+    `chunk_bytes` are 0 if the gate does not decide about the chunks. `is_local`: the lookup is
+    about this machine only; false if `scope` is chained.
     """
 
     scope: "Scope"
@@ -51,9 +51,9 @@ class Found(NamedTuple):
 
 
 class TierCache(ChunkStore):
-    """The cache of a tier that is a cache over several tiers. `waits_for_remote`: lookups are
-    pending while chunks are fetched; otherwise their answers are about this machine, and chunks are
-    fetched for later lookups.
+    """The store of our vLLM tier if the store is a cache over several tiers. `waits_for_remote`:
+    lookups are pending while chunks are fetched; otherwise their answers are about this machine,
+    and chunks are fetched for later lookups.
     """
 
     def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:

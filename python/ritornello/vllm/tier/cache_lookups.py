@@ -216,8 +216,8 @@ class CacheLookups:
         return asked
 
     def _chunk_bytes(self, group: Group) -> int:
-        """Returns the bytes of a chunk of `group`, and of the chunks of other chained groups for
-        the same tokens.
+        """Returns the sum of the bytes of a chunk of `group` and the bytes of the chunks that the
+        other chained groups have for the same tokens.
         """
         tokens = sum(
             group.chunk_tokens / each.chunk_tokens for each in self._groups() if each.chained

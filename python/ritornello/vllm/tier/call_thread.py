@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Maximum number of calls that wait for the thread, which an owner that does not answer may block.
+# Maximum number of calls that wait for the thread. An owner that does not answer may block the
+# thread, and calls then accumulate.
 QUEUED_CALLS_MAX = 4096
 
 

@@ -62,7 +62,8 @@ struct Report {
     rounds: u64,
     bytes: u64,
     wrong_bytes: u64,
-    /// Number of flushed sequences that were looked for, counted anew after each fault.
+    /// Number of flushed sequences that were looked for. A sequence counts once for each fault after
+    /// which it was looked for.
     looked_for: u64,
     /// Number of flushed sequences that [`CHECK_ATTEMPTS`] checks in a row did not find.
     lost: u64,
@@ -79,7 +80,7 @@ struct Report {
 ///
 /// # Errors
 /// If the store cannot be created, a client cannot be started, a fault cannot be injected or ended,
-/// or a client works on no store in the place of the moved directory.
+/// or a client does not begin to work on a new store at the path of the moved directory in time.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let scratch = Scratch::new(&args.dir, "soak")?;
     let dir = scratch.path().join("store");
@@ -216,7 +217,7 @@ impl Soak<'_> {
         while !self.cluster.clients.iter().all(|client| works_below(&client.reports().state)) {
             if Instant::now() > until {
                 return Err(Failure::failed(
-                    "a client works on no store in the place of the moved directory",
+                    "a client did not begin to work on a new store at the path of the moved store",
                     "report this",
                 ));
             }

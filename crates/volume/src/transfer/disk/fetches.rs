@@ -160,9 +160,10 @@ impl<'a> Fetches<'a> {
             self.job.complete(part, Err(MissReason::Header));
             return;
         };
-        // A part is read straight to the target if form and offset in the page are the same on disk
-        // and in the target, and if the part consists of whole units. A read moves whole units, and
-        // would overwrite bytes beside the part, which may have arrived earlier and be in use.
+        // A part is read straight to the target if its bytes and its offset in the page are the
+        // same on disk and in the target, if none of it arrived earlier, and if it begins at a unit
+        // and ends at a unit or at the end of the page. A read moves whole units, so it would
+        // otherwise overwrite bytes beside the part, which may have arrived earlier and be in use.
         let stored = &expected.stored;
         let ends = stored.end.is_multiple_of(UNIT) || stored.end == expected.read.page_bytes;
         let in_place = expected.is_in_place()
