@@ -20,7 +20,8 @@ pub enum ReservationRecord {
         /// The extents to which the client may write.
         extents: Vec<Extent>,
     },
-    /// The reservation was committed or aborted: the client no longer writes to its space.
+    /// The reservation was committed or aborted, or its client died. Only writes that a dead client
+    /// began may still reach its space, which the owner withholds in memory until they have ended.
     Ended {
         /// The reservation's number.
         id: u64,

@@ -121,7 +121,8 @@ impl Budget {
     }
 }
 
-/// Maximum bytes of the registry file and of its replacement while live scopes take `live` bytes.
+/// Maximum bytes of the registry file and its replacement together, while the records of live
+/// scopes take `live` bytes.
 const fn registry_bytes_max(live: u64) -> u64 {
     3 * live + REGISTRY_DEAD_BYTES
 }

@@ -1,5 +1,5 @@
-//! Records decisions about requests and the prefill that loads avoided; asks the owner for decisions,
-//! and why pages are hits or misses.
+//! Records decisions about requests, and the prefill that loads avoided. Asks the owner for
+//! decisions, and why pages are hits or misses.
 
 use crate::decision::{
     Decision, DecisionListing, REQUEST_BYTES_MAX, RequestExplanation, bounded_text,

@@ -56,16 +56,17 @@ pub enum Answer {
     /// Removed by a caller. The detail is `deleted` (the page, or in a chained scope a page before
     /// it), `scope_dropped` (the scope with all its pages) or `directory_forgotten`.
     Removed,
-    /// Removed because the page, or in a chained scope a page before it, failed verification (detail
-    /// `verification`), or because its space was lost while its volume was absent (detail `space`).
+    /// Removed because the page, or in a chained scope a page before it, failed verification
+    /// (detail `verification`), or lost its space while its volume or segment was absent (detail
+    /// `space`).
     Damaged,
     /// Offered by a put and refused. The detail is the word of the [`Refusal`](crate::Refusal).
     Refused,
     /// A put had space for the page, and did not write or commit it, or could not commit it, for
     /// example because the page before it had been removed.
     Abandoned,
-    /// Not stored in this scope, and the same key is stored in another. The detail is the id of that
-    /// scope: [`Explanation::other_scopes`] describes it.
+    /// Not stored in this scope, and stored in another scope under the same key. The detail is the
+    /// id of the other scope, which [`Explanation::other_scopes`] describes.
     OtherScope,
     /// The owner remembers no cause: since it opened the store it saw no put, eviction or removal
     /// of the page, or newer causes displaced its cause.

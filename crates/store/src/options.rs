@@ -157,8 +157,8 @@ pub struct Options {
     /// capacity.
     pub capacity: Option<u64>,
     /// Directories of all segments of a new store; if empty, these are a directory in `dir`, and
-    /// `further_dirs`. Not allowed together with `further_dirs`. The directories of an existing store are changed with
-    /// [`Catalog::change_capacity`](crate::Catalog::change_capacity).
+    /// `further_dirs`. Not allowed together with `further_dirs`. The directories of an existing
+    /// store are changed with [`Catalog::change_capacity`](crate::Catalog::change_capacity).
     pub paths: Vec<PathBuf>,
     /// When a put is complete.
     pub durability: Durability,

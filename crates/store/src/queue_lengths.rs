@@ -5,9 +5,10 @@ use crate::client_id::ClientId;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Names of the queues: submitted gets and puts that wait for a thread, in calls; then of caches over
-/// tiers, in bytes, pages that wait to be written or promoted to a tier, and loads from a tier that
-/// are queued or running. The order is part of the protocol: further queues come at the end.
+/// Names of the queues. The first two count calls: submitted gets and puts that wait for a thread.
+/// The others are of caches over tiers, and count bytes: of pages that wait to be written or
+/// promoted to a tier, and of loads from a tier that are queued or running. The order is part of
+/// the protocol: further queues come at the end.
 const NAMES: [&str; 8] = [
     "queued_gets",
     "queued_puts",
@@ -23,8 +24,8 @@ const OF_STORE: usize = 2;
 /// Maximum lengths in a message: a later build may send more than this build knows.
 pub(crate) const REPORTED_QUEUES_MAX: usize = 64;
 
-/// Lengths of the queues of a cache over tiers, in bytes: of promotions and writes to `host`, `disk`
-/// and `remote`, and of loads from `host`, `disk` and `remote`.
+/// Lengths of the queues of a cache over tiers, in bytes: of promotions and writes to `host`, to
+/// `disk` and to `remote`, and of loads from `host`, from `disk` and from `remote`.
 pub type CacheQueues = [u64; NAMES.len() - OF_STORE];
 
 /// Lengths of the queues of one process, or their sums over several.

@@ -27,13 +27,13 @@ pub struct CatalogStats {
     pub allocated_bytes: u64,
     /// Bytes per segment file.
     pub segment_bytes: u64,
-    /// Segment files that exist.
+    /// Segment files in the directories that can be listed now.
     pub segments: u64,
     /// Segment files that the budget allows.
     pub segments_max: u64,
-    /// Number of the store's files: of segments and index, one marker for each volume in the
-    /// manifest, also for each retired volume, and 5 files in the store's directory. Does not count
-    /// copies, the policy file, and lock files of clients.
+    /// Number of the store's files: of segments and index, one marker for each volume that is not
+    /// retired, and 5 files in the store's directory. Does not count copies, the policy file, and
+    /// lock files of clients.
     pub files: u64,
     /// Bytes held by runs, and by removed runs until their leases end, including headers and
     /// padding.
@@ -58,7 +58,7 @@ pub struct CatalogStats {
     pub eviction: EvictionStats,
     /// Reserve, padding, fragmentation and write amplification of the segments.
     pub health: SpaceHealth,
-    /// The directories of the segments.
+    /// The directories of the segments, without directories that were drained or given up.
     pub paths: Vec<VolumeStats>,
     /// Number of scopes that are registered and were not dropped.
     pub scopes: u64,
@@ -117,8 +117,8 @@ pub struct AbsentSpace {
     /// One sentence for each absent volume or segment, at most 64: the directory, the segment's
     /// number if only a segment is absent, and the reason.
     pub reasons: Vec<String>,
-    /// Runs whose pages are misses until their space returns. When space has returned, its reason is
-    /// removed shortly before lookups find its runs again.
+    /// Runs whose pages are misses until their space, or the space of runs before them, returns.
+    /// When space has returned, its reason is removed shortly before lookups find its runs again.
     pub runs: u64,
 }
 
@@ -368,13 +368,15 @@ counters! {
     missed_evicted,
     /// Pages that a lookup did not find, if a caller removed the first of them.
     missed_removed,
-    /// Pages that a lookup did not find, if the first of them was removed as damaged.
+    /// Pages that a lookup did not find, if the first of them was removed as damaged, or because
+    /// its space was lost while its volume or segment was absent.
     missed_damaged,
     /// Pages that a lookup did not find, if a put of the first of them was refused.
     missed_refused,
     /// Pages that a lookup did not find, if a put of the first of them did not commit it.
     missed_abandoned,
-    /// Pages that a lookup did not find, if the first of them is in absent space.
+    /// Pages that a lookup did not find, if the first of them is in absent space or, in a chained
+    /// scope, follows pages in absent space.
     missed_absent_volume,
     /// Pages that a lookup did not find, if the owner remembers no cause for the first of them: for
     /// example because no put offered it since the store was opened.
@@ -385,8 +387,8 @@ counters! {
     present_pages,
     /// Pages refused, for any reason but a refused scope (`refused_scopes`).
     refused_pages,
-    /// Pages refused because no space could be found or freed for them, or because the deadline
-    /// passed.
+    /// Pages refused because no space could be found or freed for them, because the client's share
+    /// of the space was used up, or because the deadline passed.
     refused_space,
     /// Pages refused because the index could not take their runs, for example because its files had
     /// reached their share of the capacity.
@@ -438,7 +440,7 @@ counters! {
     /// Does not count runs whose client had disconnected before.
     runs_abandoned,
     /// Reserved runs, and copies of runs being moved, that were not written because the file system
-    /// failed a write.
+    /// failed a write for a reason besides a lack of space or memory.
     runs_failed,
     /// Sync rounds of data and index that succeeded.
     syncs,

@@ -18,8 +18,9 @@ pub struct StoredStats {
     /// Number of openings by an owner, plus 65,536 for each restore; zero if the creation or
     /// restore of the store has not ended.
     pub owner_epoch: u32,
-    /// Whether the last owner closed the store when all changes were durable, no volume was absent,
-    /// and no write could be in flight; also true for a store that no owner has opened yet.
+    /// Whether the last owner closed the store when all changes were durable, no volume or segment
+    /// was absent, and no write of the owner or of a dead process could be in flight; also true for
+    /// a store that no owner has opened yet.
     pub clean: bool,
     /// Host, boot and process id of the last owner.
     pub last_owner: String,

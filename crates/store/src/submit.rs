@@ -35,8 +35,8 @@ impl Store {
 
     /// Like `submit_put`. If the put does not store all pages, it calls `left` before the ticket is
     /// done. `left` gets the position of the first page that was not stored, and copies of this
-    /// page and of the pages after it, up to the first page that staging has no space for. `left` is
-    /// not called if the store closes while the put waits in the queue, or if the put panics.
+    /// page and of the pages after it, up to the first page that staging has no space for. `left`
+    /// is not called if the store closes while the put waits in the queue, or if the put panics.
     ///
     /// # Errors
     /// Like `submit_put`.

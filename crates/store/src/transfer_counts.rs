@@ -1,6 +1,6 @@
-//! Counts of puts, gets and lookups, of the prefill that loads avoided, and of caches over tiers. Each process
-//! counts its own, and reports them to the owner, whose statistics therefore cover the calls of all
-//! processes.
+//! Counts of puts, gets and lookups, of the prefill that loads avoided, and of caches over tiers.
+//! Each process counts its own, and reports them to the owner, whose statistics therefore cover the
+//! calls of all processes.
 
 use crate::queue_lengths::CacheQueues;
 use ritornello_volume::transfer::{MissReason, PageOutcome};
@@ -8,8 +8,8 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds in microseconds of the buckets of the durations of puts and gets. Longer calls are in
-/// no bucket.
+/// Upper bounds in microseconds of the buckets of the durations of puts and gets. Longer calls are
+/// in no bucket.
 pub const DURATION_BOUNDS: [u64; 11] =
     [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
 /// Upper bounds in microseconds of the buckets of the durations of lookups.
@@ -17,8 +17,9 @@ pub const LOOKUP_BOUNDS: [u64; 11] =
     [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000, 1_000_000];
 
 /// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
-/// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`] and the buckets of
-/// lookups follow. The order is part of the protocol: further counts come at the end of a message.
+/// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`] and the buckets
+/// of lookups follow. The order is part of the protocol: further counts come at the end of a
+/// message.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -82,10 +83,12 @@ pub(crate) const REPORTED_COUNTS_MAX: usize = 256;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
 const LENGTH: usize = LOOKUP_BUCKETS + LOOKUP_BOUNDS.len();
 
-/// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found pages;
-/// microseconds of loads, and of their regret; calls of the remote that get, put, and query
-/// existence; failed calls; calls not made; bytes read from the remote, and written to it; openings
-/// of its circuit breaker, and microseconds that the breaker was open.
+/// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found
+/// pages; microseconds of the decided loads, and of their regret (by how much a load, and computing
+/// the remaining tokens, took longer than the estimate for computing all tokens); calls of the
+/// remote that get, put, and query existence; failed calls; calls not made; bytes read from the
+/// remote, and written to it; openings of its circuit breaker, and microseconds that the breaker
+/// was open.
 pub type CacheCounts = [u64; CACHE_NAMES.len()];
 
 /// The counters of a cache over tiers.
@@ -223,8 +226,8 @@ impl TransferTotals {
     }
 
     /// All counts by name. `puts_within_N_us`, `gets_within_N_us` and `timed_probes_within_N_us`
-    /// count the calls that took at most `N` microseconds, `undelivered_REASON` the pages that missed for this reason although
-    /// they were located.
+    /// count the calls that took at most `N` microseconds, `undelivered_REASON` the pages that
+    /// missed for this reason although they were located.
     pub fn by_name(&self) -> impl Iterator<Item = (String, u64)> {
         let plain = NAMES.iter().enumerate().map(|(at, name)| ((*name).to_owned(), self.get(at)));
         let buckets = [
@@ -311,7 +314,7 @@ mod tests {
 
     /// The positions of the counts are part of the protocol.
     #[test]
-    fn counts_of_a_cache_follow_all_earlier_counts() {
+    fn counts_of_a_cache_follow_the_counts_of_earlier_builds() {
         let totals = TransferTotals::default();
         totals.add_cache(&std::array::from_fn(|at| at as u64 + 1));
         let sent = totals.take().unwrap();

@@ -2,7 +2,8 @@
 //!
 //! A directory whose file system is not mounted looks like an empty volume. The store draws no
 //! conclusion from such a directory and creates no file in it: the volume is *absent* until its
-//! marker can be read, or, if it needs no marker, a run header in its segments names the store.
+//! marker can be read, or, if the marker is damaged or not needed, a run header in its segments
+//! names the store.
 
 use crate::directory::Directory;
 use ritornello_format::{

@@ -52,8 +52,8 @@ impl<'a> PackedKeys<'a> {
     fn split(&self) -> Result<Vec<&'a [u8]>> {
         let disagree = || Error::invalid("the lengths of packed keys do not match their bytes");
         let count = self.len();
-        // Each key takes an entry of 16 bytes in the list, so keys shorter than `KEY_BYTES_MIN` could
-        // make the list many times as large as their message.
+        // Each key takes an entry of 16 bytes in the list, so keys shorter than `KEY_BYTES_MIN`
+        // could make the list many times as large as their message.
         if count > self.bytes.len() / KEY_BYTES_MIN {
             return Err(Error::invalid(format!("a key has fewer than {KEY_BYTES_MIN} bytes")));
         }

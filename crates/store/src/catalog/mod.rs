@@ -151,7 +151,8 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// `Retry` if the owner does not know the reservation; `Invalid` if it is another client's, or
-    /// this process has committed or aborted it already; file-system errors.
+    /// if `node/src/failover_catalog.rs` has recorded that this process committed or aborted it;
+    /// file-system errors.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         let request = Request::Commit { reservation, written: Cow::Borrowed(written) };
         expect!(self.call(&request), Response::Committed(committed) => committed)
@@ -194,9 +195,9 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Reports counts of this process: of puts, gets, lookups, avoided prefill and caches, in the order that
-    /// `transfer_counts.rs` defines. A process collects the counts of its calls, and sends them to
-    /// the owner about every two seconds.
+    /// Reports counts of this process: of puts, gets, lookups, avoided prefill and caches, in the
+    /// order that `transfer_counts.rs` defines. A process collects the counts of its calls, and
+    /// sends them to the owner about every two seconds.
     fn report_transfers(&self, counts: &[u64]) -> Result<()> {
         let request = Request::ReportTransfers { counts: Cow::Borrowed(counts) };
         expect!(self.call(&request), Response::Done => ())

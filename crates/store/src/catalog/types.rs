@@ -139,8 +139,9 @@ pub struct Reserved {
 pub struct Committed {
     /// Number of leading pages of the put that are stored after the commit.
     pub stored: usize,
-    /// The reason why the index refused written runs. `None` if runs are invisible for another
-    /// reason: another put has stored their pages, or the pages that they follow were removed.
+    /// The reason why the index refused written runs. `None` if the index took all of them, or if
+    /// runs are invisible for another reason: for example, another put has stored one of their
+    /// pages, or the pages that they follow were removed.
     pub refused: Option<Refusal>,
 }
 

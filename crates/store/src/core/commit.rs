@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Maximum time that a commit waits for syncs which may make room in an index that refused a run.
 const SYNC_WAIT: Duration = Duration::from_secs(10);
-/// If the unsynced records of the index take more than 1/`JOURNAL_SHARE` of the index's share of
-/// the capacity, a sync may make room for a run that the index refuses.
+/// If the unsynced records of the index take more than [`pending_max`] bytes, or more than
+/// 1/`JOURNAL_SHARE` of the index's share of the capacity, a sync may make room for a run that the
+/// index refuses.
 const JOURNAL_SHARE: u64 = 16;
 
 impl StoreCore {

@@ -2,8 +2,9 @@
 //! directory, in the background.
 //!
 //! In a store with background threads each copy is written by a separate thread, so a volume that
-//! stalls delays no copy but its own. A copy that failed, or is out of date, matters only if the
-//! store's directory is lost.
+//! stalls delays only its copy. The copies at close wait up to a second for copies in progress on
+//! other volumes too. A copy that failed, or is out of date, matters only if the store's directory
+//! is lost.
 
 use super::StoreCore;
 use parking_lot::{Condvar, Mutex};
@@ -47,7 +48,7 @@ struct VolumeCopy {
     busy: bool,
     /// The thread that writes the copy, or wrote it last; `None` once it is joined.
     thread: Option<JoinHandle<()>>,
-    /// The copy is not written again before this time.
+    /// The copy is not written again before this time, except at close.
     not_before: Option<Instant>,
     failed: bool,
 }

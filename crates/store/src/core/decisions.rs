@@ -79,7 +79,7 @@ impl Decisions {
         newest.filter(|decision| filter(decision)).take(limit).cloned().collect()
     }
 
-    /// Returns which decisions may be forgotten or were not received.
+    /// Returns how long decisions are remembered, and how many were forgotten or not received.
     pub(in crate::core) fn memory(&self) -> DecisionMemory {
         let ring = self.ring.lock();
         DecisionMemory {

@@ -29,8 +29,8 @@ impl StoreCore {
     /// commits made after the data sync began belong to the next round.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned. `Retry` if no round could begin. `Closed` if an earlier
-    /// close has completed.
+    /// `Fatal`: the store is poisoned. `Retry` if no round could begin, or if the file system has
+    /// no room for the records of the index. `Closed` if an earlier close has completed.
     pub(super) fn make_durable(&self) -> Result<()> {
         self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
     }
@@ -38,8 +38,8 @@ impl StoreCore {
     /// Like [`StoreCore::make_durable`], but waits for earlier rounds only until `deadline`.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned. `Retry` if earlier rounds have not ended by `deadline`.
-    /// `Closed` if an earlier close has completed.
+    /// Errors of [`StoreCore::make_durable`]: `Retry` also if earlier rounds have not ended by
+    /// `deadline`.
     pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
         self.lifecycle.rounds().join(deadline, || self.sync_all())
     }
@@ -48,8 +48,7 @@ impl StoreCore {
     /// call began has not ended: the round continues on a separate thread.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned. `Retry` at `deadline`. `Closed` if an earlier close has
-    /// completed.
+    /// Errors of [`StoreCore::make_durable`]: `Retry` also at `deadline`.
     pub(super) fn make_durable_within(&self, deadline: Instant) -> Result<()> {
         let sync = move |core: &Self| core.make_durable_by(deadline);
         let late = || Instant::now() >= deadline;

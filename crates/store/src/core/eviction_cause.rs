@@ -5,13 +5,13 @@
 pub(in crate::core) enum EvictionCause {
     /// A put, or a run that is moved, needs space.
     Space,
-    /// The scope of the pages would exceed its quota.
+    /// The scope of the pages exceeds its quota, or a put would make it exceed the quota.
     Quota,
     /// The index is at its memory ceiling or its maximum number of runs, or its files are at their
     /// share of the capacity.
     Index,
-    /// The segment is to be removed, by a smaller capacity or a drain of its directory, and its
-    /// run cannot be moved.
+    /// The segment with the pages is to be removed, because of a smaller capacity or a drain of its
+    /// directory, and the run with the pages cannot be moved.
     Segment,
 }
 

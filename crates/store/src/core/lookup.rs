@@ -147,8 +147,8 @@ impl StoreCore {
         state.release_lease(lease.0);
     }
 
-    /// Counts a lookup of `keys`, of which the `hit` leading pages were found. In an unchained scope
-    /// the pages after the first missing page count as missed with it.
+    /// Counts a lookup of `keys`, of which the `hit` leading pages were found. In an unchained
+    /// scope too, all pages after the first missing page count as missed, by its cause.
     fn count_lookup(&self, scope: ScopeRef, keys: &[&[u8]], hit: usize) {
         let counters = &self.counters;
         counters.probes.add(1);

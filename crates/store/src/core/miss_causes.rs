@@ -158,8 +158,9 @@ impl MissCauses {
     fn note_at(&self, pages: impl IntoIterator<Item = PageHash>, cause: MissCause, time: u64) {
         let value = time << NUMBER_BITS | cause.number();
         for page in pages.into_iter().filter(|page| *page != PageHash::NONE) {
-            // Locked for each page: a lock that no thread waits for costs less than the memory
-            // access, and an explanation of misses holds up no eviction for longer than one bucket.
+            // Lock the table anew for each page: a lock that no thread waits for costs less than
+            // the memory access, and an explanation of misses, which reads one bucket under the
+            // lock, hardly delays an eviction.
             let mut table = self.table.lock();
             let at = bucket_of(page, table.len());
             let bucket = &mut table[at];
@@ -179,9 +180,9 @@ impl MissCauses {
         Some((cause, value >> NUMBER_BITS))
     }
 
-    /// The answer of a page's last miss cause, or [`Answer::Removed`] if its scope was dropped since;
-    /// [`Answer::Unknown`] if no cause is remembered: the page may have been dropped with its scope,
-    /// or never stored.
+    /// The answer of a page's last miss cause, or [`Answer::Removed`] if its scope was dropped
+    /// since. [`Answer::Unknown`] if no cause is remembered: the page may have been dropped with
+    /// its scope, never offered, or displaced from the table.
     pub(in crate::core) fn answer(&self, scope: ScopeId, page: PageHash) -> Answer {
         let Some((cause, time)) = self.of(page) else { return Answer::Unknown };
         let is_older = self.dropped_at(scope).is_some_and(|dropped| time <= dropped);
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn hole_and_unused_entry_are_no_page() {
+    fn hole_is_not_recorded_and_unused_entry_matches_no_page() {
         let causes = MissCauses::new(u64::MAX);
         causes.note_at([PageHash::NONE], EVICTED, 0);
         assert_eq!((causes.of(PageHash::NONE), causes.of(page(0, 0))), (None, None));

@@ -119,8 +119,8 @@ impl Residents {
 struct ProtectedRuns<'a> {
     leases: &'a LeaseTable,
     retention: &'a Retention,
-    /// The hidden runs. Runs in absent space are protected, because evicting them would free no
-    /// usable space.
+    /// The hidden runs. Runs in absent space are protected, because their pages are to be hits
+    /// again when the space returns.
     hidden: &'a Hidden,
     index: &'a dyn PrefixIndex,
     /// Volumes on which an eviction would free no space for puts.

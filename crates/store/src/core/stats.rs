@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_count_pages() {
+    fn percentiles_weigh_each_page_once() {
         let mut histogram = Histogram([0; PIECES_MAX + 1]);
         assert_eq!(histogram.pieces(), PiecePercentiles { p50: 0, p99: 0, max: 0 });
         histogram.add(1, 98);

@@ -24,7 +24,7 @@ impl StoreCore {
 
     /// Checks absent volumes and segments, and reattaches returned volumes and segments: lookups
     /// find their runs again. Removes runs with an extent in a segment that no longer exists, or in
-    /// space that another run or a reservation uses.
+    /// space that another run or a reservation uses, and all runs after them.
     ///
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned. `Retry` if the sync has not ended: it
@@ -221,9 +221,9 @@ impl StoreCore {
         unmarked
     }
 
-    /// Unhides the runs whose space has returned completely, and removes the runs with extents that
-    /// are in `unmarked` or in a segment that was removed. Returns the number of runs unhidden and
-    /// of pages dropped.
+    /// Unhides the runs whose space has returned completely. Removes runs with extents that are in
+    /// `unmarked` or in a removed segment, and all runs after them. Returns the number of runs
+    /// unhidden and of pages dropped.
     fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
         let mut still = HashSet::new();
         let (mut shown, mut dropped) = (0, 0);
@@ -257,8 +257,8 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Removes `run` and all runs after it. Frees their extents, except extents in `unmarked` or in
-    /// a removed segment. Returns the number of pages removed.
+    /// Removes `run` and all runs after it. Frees their extents, except extents in `unmarked`, and
+    /// extents in removed or absent segments. Returns the number of pages removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);
         for Removed { extents, .. } in &mut removed {

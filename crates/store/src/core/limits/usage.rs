@@ -21,7 +21,7 @@ struct Holding {
     eviction: Option<Box<dyn Eviction>>,
     /// Runs that were added, linked, used or shortened since the build of the policy began; `None`
     /// while no policy is being built. At its end, the build adds these runs again, in this order,
-    /// with the pages that the index then has.
+    /// with the pages that the index then has. Runs that the index no longer has are removed.
     pending: Option<Vec<RunId>>,
 }
 

@@ -7,8 +7,8 @@
 //! the later run's place. A parent usually has a lower generation than its children, so runs are
 //! inserted by ascending generation, and a run is linked to its parent.
 //!
-//! A run in a chained scope is salvaged up to its first page that does not verify, because later
-//! pages are useless without it. A run in a scope that is not chained keeps every page that
+//! A run in a chained scope is salvaged at most up to its first page that does not verify, because
+//! later pages are useless without it. A run in a scope that is not chained keeps every page that
 //! verifies, is not stored, and is in no later run; the run's other pages become holes.
 
 use super::verify::Verification;

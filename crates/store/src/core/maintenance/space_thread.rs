@@ -1,5 +1,5 @@
 //! The thread that keeps the store at its capacity: it reattaches absent space, empties sealed
-//! segments, and scrubs.
+//! segments, shrinks the index's files, and scrubs.
 
 use super::BackgroundThread;
 use super::scrub::Scrub;

@@ -59,11 +59,12 @@ pub struct Verification {
     /// after that page is put.
     pub pages_behind_lost: u64,
     /// Pages that were found and not salvaged, by reason: `scope` if the store lacks the page's
-    /// scope; `overwritten` if the page fails verification, as in an evicted run whose space was
-    /// reused; `unreadable` if the disk cannot read the page; `space` if another run has the page's
-    /// space; `index` if the index refuses the run, for example because the index is full. In a
-    /// chained scope the pages after an `overwritten` or `unreadable` page count with it. Pages
-    /// that are stored already are not counted.
+    /// scope, or the scope has another page length; `overwritten` if the page fails verification,
+    /// as in an evicted run whose space was reused; `unreadable` if the disk cannot read the page;
+    /// `space` if another run has the page's space; `index` if the index refuses the run, for
+    /// example because the index is full. In a chained scope the pages after an `overwritten` or
+    /// `unreadable` page count with it. Pages that verify and are stored already, or are in another
+    /// salvaged run, are not counted.
     pub not_salvaged: BTreeMap<String, u64>,
     /// The highest generation of a run that was found without the index; zero if none was.
     #[serde(skip)]

@@ -117,7 +117,7 @@ impl StoreSpace {
 pub(crate) struct Drain {
     /// The volumes that are being drained.
     running: Mutex<BTreeSet<u8>>,
-    /// When a drain last failed; `None` if a later drain succeeded.
+    /// When a drain last failed; `None` if none failed, or a later drain succeeded.
     failed: Mutex<Option<Instant>>,
     /// Signals that withheld space was freed, or that a drain ended.
     drained: Condvar,
@@ -166,8 +166,8 @@ impl StoreCore {
     }
 
     fn drain_one(&self, id: SegmentId, count: usize) {
-        // Skip the drain, because the store is closed. The space stays withheld, and the close
-        // records an unclean end.
+        // Skip the drain, because the store is closed. The space stays withheld, so the close
+        // records no clean end.
         if self.lifecycle.is_closed() {
             return;
         }

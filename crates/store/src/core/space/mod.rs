@@ -139,8 +139,9 @@ impl StoreSpace {
         self.allocator.restore_segment(id).is_ok()
     }
 
-    /// If `held`, keeps puts from a volume and its segments from being sealed, until a salvage has
-    /// searched the segments for runs that the index lacks; otherwise permits both again.
+    /// Records whether a volume waits for a salvage, which searches its segments for runs that the
+    /// index lacks. While the volume waits (`held`), puts avoid it, and none of its segments is
+    /// sealed by [`StoreSpace::share_out`].
     pub(crate) fn hold_unsearched(&mut self, volume: u8, held: bool) {
         if held {
             self.unsearched.insert(volume);

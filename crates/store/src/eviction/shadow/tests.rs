@@ -93,7 +93,7 @@ fn sequences() -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn full_shadow_behaves_like_the_store() {
+fn shadow_of_all_pages_behaves_like_the_store() {
     let orders: [fn() -> Box<dyn EvictionPolicy>; 5] = [
         || Box::new(Lru::new()),
         || Box::new(AdaptiveReplacement::new()),
@@ -107,7 +107,7 @@ fn full_shadow_behaves_like_the_store() {
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
             let there = store.request(sequence);
-            // First report the pages that were read, then the pages that were put, as the core does.
+            // As the core does, report first the pages that were read, then the pages put.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);
             if !put.is_empty() {

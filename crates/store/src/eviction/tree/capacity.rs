@@ -46,8 +46,8 @@ impl CapacityEstimate {
     }
 
     /// The number `keys` of `EvictionPolicy::set_capacity`, which bounds the evicted keys that a
-    /// policy remembers. This is the number of pieces or, if larger, the units of the contents divided
-    /// by [`UNITS_PER_KEY`].
+    /// policy remembers: the number of pieces or, if larger, the units of the contents divided by
+    /// [`UNITS_PER_KEY`].
     pub(super) fn keys(&self) -> usize {
         let by_size = usize::try_from(self.units() / UNITS_PER_KEY).unwrap_or(usize::MAX);
         self.peak[0].pieces.max(self.peak[1].pieces).max(by_size)
