@@ -54,8 +54,8 @@ impl Durability {
     }
 }
 
-/// The index backend of a store. If the owner names a different index, the store is converted;
-/// `memory` is refused for a store with another index.
+/// The index backend of a store. If the owner names a different index, the store is converted,
+/// unless a volume is absent; `memory` is refused for a store with another index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IndexKind {
     /// Run records in memory, a journal and checkpoints on disk.
@@ -150,11 +150,11 @@ pub struct Options {
     pub dir: PathBuf,
     /// Directories besides `dir`, one per disk, which hold segments, and copies of the manifest and
     /// of the scope registry; `None` if the caller gave no list. A new store is created with all of
-    /// them. Opening an existing store adds the listed directories that the store lacks, and keeps
-    /// its directories that are not listed.
+    /// them. Opening an existing store adds the listed directories that the store lacks, unless the
+    /// disk of a directory seems not to be mounted, and keeps its directories that are not listed.
     pub further_dirs: Option<Vec<PathBuf>>,
     /// Capacity in bytes. Required for a new store; the owner resizes an existing store to this
-    /// capacity.
+    /// capacity, or keeps its capacity with a warning if this is impossible.
     pub capacity: Option<u64>,
     /// Directories of all segments of a new store; if empty, these are a directory in `dir`, and
     /// `further_dirs`. Not allowed together with `further_dirs`. The directories of an existing

@@ -77,7 +77,8 @@ pub struct CatalogStats {
     /// Memory ceiling of the index in bytes, zero for no ceiling. Puts are skipped when the index
     /// has reached it.
     pub index_memory_max_bytes: u64,
-    /// The part of the memory ceiling in use, in percent; zero without a ceiling.
+    /// Used part of the memory for the index's tables, in percent; zero without a ceiling. This
+    /// memory is the ceiling less a part for records that are not written yet and fragmentation.
     pub index_memory_percent: u32,
     /// Memory and disk space that the index `lsm` would take instead; `None` if the index is `lsm`.
     pub index_as_lsm: Option<LsmEstimate>,

@@ -150,8 +150,8 @@ pub trait Catalog: Send + Sync {
     /// its header checksum, or `None` if it could not be written.
     ///
     /// # Errors
-    /// `Retry` if the owner does not know the reservation; `Invalid` if it is another client's, or
-    /// if `node/src/failover_catalog.rs` has recorded that this process committed or aborted it;
+    /// `Retry` if the owner does not know the reservation; `Invalid` if it is another client's, or,
+    /// from `node/src/failover_catalog.rs`, if it is no open reservation of this process;
     /// file-system errors.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         let request = Request::Commit { reservation, written: Cow::Borrowed(written) };

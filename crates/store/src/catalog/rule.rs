@@ -106,11 +106,11 @@ impl LaterCall {
 impl CallRule {
     /// The rule of a request that is sent again to the next owner if the owner is lost during the
     /// call, and whose response acknowledges nothing that a flush must make durable. The owner
-    /// answers most such requests from memory, or from the files of the index `lsm`. Seven requests
+    /// answers most such requests from memory, or from the files of the index `lsm`. Eight requests
     /// may wait for a disk with any index, within the time limit of requests that wait for nothing:
     /// `Keys` reads run headers, `ReportDamage` reads the page, `Stats` lists the directories of
-    /// the volumes, `Resolve` with `create` syncs the scope registry, and `Scopes`, `Explain` and
-    /// `ExplainRequest` may wait for such a sync.
+    /// the volumes, `Abort` writes to the reservation log, `Resolve` with `create` syncs the scope
+    /// registry, and `Scopes`, `Explain` and `ExplainRequest` may wait for such a sync.
     const QUESTION: Self = Self {
         wait: CallWait::Nothing,
         reservation: Reservation::Unrelated,

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn last_cause_has_its_time() {
+    fn newer_cause_replaces_the_cause_and_its_time() {
         let mut causes = MissCauses::new(u64::MAX);
         causes.note_at([page(1, 1)], EVICTED, 10);
         causes.note_at([page(1, 1)], MissCause::Deleted, 30);

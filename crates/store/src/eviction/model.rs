@@ -149,7 +149,7 @@ fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
 }
 
 #[test]
-fn oversized_loop_is_kept_in_part() {
+fn part_of_a_loop_longer_than_the_store_is_kept() {
     assert_eq!(hits_of_a_loop(&mut lru(1)), 0);
     for policy in [PolicyKind::Density, PolicyKind::Adaptive] {
         let mut policy = policy.build();

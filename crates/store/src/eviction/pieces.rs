@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn unlink_works_at_ends_and_middle() {
+    fn list_keeps_order_when_pieces_are_unlinked_and_appended() {
         let (mut pieces, mut list) = (pieces(6), List::new());
         [3, 1, 2].into_iter().for_each(|slot| list.push_newest(&mut pieces, slot));
         list.push_oldest(&mut pieces, 0);

@@ -3,7 +3,7 @@
 //! Pages must survive a late mount, a limit on open files or a failing disk, so the index keeps the
 //! runs in absent space. Until the space returns, these runs are *hidden*, and in chained scopes
 //! the runs after them as well: lookups miss hidden runs, and puts of their pages are refused as
-//! `absent_space`. Eviction skips runs in absent space, whose pages are to be hits again later.
+//! `absent_space`. Eviction skips runs in absent space: their pages are to be hits later.
 
 pub(crate) mod hidden;
 mod reattach;

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn quarantined_space_goes_into_limbo_above_its_bound() {
+    fn oldest_quarantined_space_goes_into_limbo_above_a_sixteenth() {
         let (mut space, run) = full();
         let part = |start, units| Extent { start, units, ..run[0] };
         space.quarantine(vec![part(0, 3)]);
