@@ -53,7 +53,7 @@ pub struct Prices {
 /// The reason for which the tuner computed a target anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The first window of 4,096 operations is full.
+    /// The first window, of at least 4,096 operations, is full.
     First,
     /// The mix of operations differs from the mix of the last decision.
     Shift,

@@ -392,7 +392,7 @@ fn complete_file_after_a_gap_replaces_earlier_files() {
     };
     put(&index, &pages[..40]);
     let before = disk.crash(0);
-    // The following changes exceed the size of one file, so the index begins another.
+    // The following changes exceed the length at which the index replaces its file.
     (0..100).for_each(|_| put(&index, &pages));
     index.maintain().unwrap();
     drop(index);

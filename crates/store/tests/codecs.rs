@@ -129,7 +129,7 @@ fn lossless_codecs_return_every_bit() {
 }
 
 #[test]
-fn lossy_codecs_reject_unknown_layouts() {
+fn lossy_codecs_approximate_numbers_and_reject_unknown_layouts() {
     let dir = tempfile::tempdir().unwrap();
     let opts = options(dir.path(), 64);
     let open = open_on(Arc::new(Host), &opts).unwrap();

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Damage to one file. The numbers are positions in its used part, modulo the length of this part;
-/// in `Flip`, `Zero` and `Swap` the last number is the bit, or the length of the changed range.
+/// in `Flip`, `Zero` and `Swap` the last number selects the bit, or the length of the changed
+/// range.
 #[derive(Clone, Debug)]
 enum Damage {
     Flip(u64, u8),

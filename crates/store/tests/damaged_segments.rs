@@ -1,5 +1,5 @@
 //! Damage in one volume's segments costs the damaged pages and, in a chained scope, the pages after
-//! them: on one volume, on several, and for pages that are striped over all volumes. A damaged
+//! them: on one, two and four volumes, also if the pages are striped over all volumes. A damaged
 //! header costs its run. The loss of a segment file costs every run that has a part in the file.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAME: &str = "0123456789abcdef0123456789abcdef";
 
-/// Returns a process whose segment writes stay in flight, and whose other writes complete
-/// immediately, as system calls do.
+/// Returns a process whose segment writes may stay in flight when it is killed. Its other writes
+/// complete immediately, as system calls do.
 fn process(disk: &SimDisk) -> SimProcess {
     disk.process(|path| path.to_string_lossy().contains("seg-"))
 }

@@ -134,7 +134,7 @@ fn clients_and_the_owner_learn_of_failed_writes_together() {
     open.close();
 }
 
-/// Fails writes that cover one unit of the volume `b`, as a bad sector does.
+/// Fails writes that cover one unit of the volume `/b`, as a bad sector does.
 #[derive(Debug, Default)]
 struct BadSector {
     failed: AtomicU64,

@@ -147,8 +147,8 @@ fn put_is_refused_while_all_pages_are_leased() {
     open.close();
 }
 
-/// Puts pages that are not split, in segments that hold few of them, so that the free space is
-/// fragmented.
+/// Puts small pages, and large pages that are not split and of which a segment holds few, so that
+/// the free space is fragmented.
 #[test]
 fn fragmented_free_space_is_reclaimed() {
     let dir = tempfile::tempdir().unwrap();

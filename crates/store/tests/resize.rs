@@ -195,7 +195,7 @@ fn shrinking_keeps_retained_pages() {
 }
 
 /// A reader leases a run in a store that shrinks. The run is read before and after the lease ends,
-/// and the shrink completes after the lease has ended.
+/// and a repeated shrink completes after the lease has ended.
 #[test]
 fn leased_run_is_read_while_the_store_shrinks() {
     let dir = tempfile::tempdir().unwrap();

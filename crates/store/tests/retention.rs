@@ -126,8 +126,8 @@ fn ancestors_are_retained_and_counted() {
     put(&open.store, &scope, &keys[..3], None);
     let options = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &keys[3..6], options);
-    // A retention also keeps the pages from eviction that precede the retained pages and are stored
-    // later.
+    // A retention also protects pages that precede the retained pages in their chain, even if these
+    // pages are stored later.
     let other = sequence(1001, 8);
     let options = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &other[4..], options);

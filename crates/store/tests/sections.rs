@@ -75,7 +75,8 @@ fn groups() -> Arc<Sections> {
     Arc::new(Sections::new((1..=3).map(|group| group * 16 * LAYER).collect()).unwrap())
 }
 
-/// Makes a directory on a disk and, if the machine has one, a directory in memory.
+/// Makes a directory in the build's target directory and, if the machine has `/dev/shm`, a
+/// directory there.
 fn directories() -> Vec<tempfile::TempDir> {
     let memory = std::path::Path::new("/dev/shm").is_dir().then_some("/dev/shm");
     let all = [Some(env!("CARGO_TARGET_TMPDIR")), memory];
@@ -144,7 +145,7 @@ fn segments(dir: &std::path::Path) -> Files {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// Returns the longest range of bytes that a file has gained or changed.
+/// Returns the file with the longest range from its first to its last changed byte, and this range.
 fn changed(before: &Files, after: &Files) -> (std::path::PathBuf, std::ops::Range<usize>) {
     let of = |(path, now): &(std::path::PathBuf, Vec<u8>)| {
         let old = before.iter().find(|(known, _)| known == path).map(|(_, bytes)| bytes.as_slice());

@@ -267,8 +267,8 @@ fn volume_that_fails_writes_returns() {
     check_consistent(open, medium(), home, &kept);
 }
 
-/// One of two volumes has room for two segments only. Pages go to the other volume, and no put is
-/// refused.
+/// One of two volumes has room for two segments only. Further pages go to the other volume, and no
+/// put is refused.
 #[test]
 fn tiny_volume_refuses_no_put_beside_a_large_volume() {
     let home = Path::new("/store");

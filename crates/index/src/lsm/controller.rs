@@ -2,7 +2,7 @@
 //! tree, and the maximum number of sorted runs per level, that cost least for these operations.
 //!
 //! **Off by default**, like the backend: the cargo feature `lsm` compiles the controller, and a
-//! store whose index is `lsm` runs it. [`Mode::Static`] turns the controller off.
+//! store whose index is `lsm` runs it. With [`Mode::Static`] no decision changes the setting.
 //!
 //! Counting an operation takes one or two relaxed atomic additions. Decisions are made in
 //! [`Controller::decide`], which only [`crate::PrefixIndex::maintain_after`] calls. A new target is
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Operations per window, the consecutive operations for which one [`Mix`] is counted. With
+/// Minimum operations per window, the consecutive operations for which one [`Mix`] is counted. With
 /// fewer than a few thousand operations the mix is mostly noise.
 const WINDOW: u64 = 4096;
 /// Maximum windows over which a decision averages the mix. After a shift of the mix, earlier
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn single_odd_window_changes_nothing() {
+    fn single_differing_window_leads_to_no_decision() {
         let controller = Controller::new(Mode::Adaptive);
         write(&controller, 4);
         for _ in 0..10 {

@@ -122,8 +122,8 @@ impl PrefixIndex for LsmIndex {
     fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
         // Release the writer's lock after each batch, so that inserts make progress. Runs inserted
-        // between batches have names after `last`, and are removed only as descendants of removed
-        // runs.
+        // between batches have names after `last`. The first such run in the scope may be removed;
+        // the others are removed only as descendants of removed runs.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {
@@ -299,7 +299,8 @@ impl PrefixIndex for LsmIndex {
     }
 
     /// Compacts if necessary, and tunes the structure of the tree. Without calls of this method,
-    /// the size ratio and the number of sorted runs per level keep the values that they had at open.
+    /// the size ratio and the maximum number of sorted runs per level keep their values of the
+    /// open.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
             self.tuner.tune(&self.db)?;

@@ -54,9 +54,9 @@
 //!
 //! A process does not write or sync a file again after a failure; the index is poisoned.
 //!
-//! **Locks.** A reader takes no lock that is held across I/O; one lookup in 256 takes the meter's
-//! lock to record its time. The writer's lock makes read-modify-write atomic; RocksDB may delay the
-//! lock's holder while it flushes memtables.
+//! **Locks.** A reader takes no lock that is held across I/O; at most one lookup in 256 takes the
+//! meter's lock to record its time. The writer's lock makes read-modify-write atomic; RocksDB may
+//! delay the lock's holder while it flushes memtables.
 //!
 //! **Limits.**
 //! * The index reads and writes with RocksDB's own I/O, not through the medium: it does not work on

@@ -1,6 +1,6 @@
 //! The two methods by which the index `lsm` finds the longest prefix.
 //!
-//! A probe takes no snapshot, and no lock that a writer holds. A probe may or may not see
+//! A probe takes no snapshot, and not the lock of writers. A probe may or may not see
 //! concurrent changes. Each page of its result was present at some moment of the probe. [`scan`]
 //! reads every page. [`bisect`] does not, but a chained run is never removed before the runs
 //! attached to it, so the last page proves that the pages before it are present.
@@ -63,7 +63,7 @@ fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<
     };
     let (mut known, mut missing) = (0, keys.len());
     let mut found = None;
-    // Looks up the first page first: most probes of a cold cache find that this page is missing.
+    // Look up the first page first: most probes of a cold cache find that this page is missing.
     let mut next = 0;
     while known < missing {
         match find(next) {

@@ -4,7 +4,7 @@
 //! lsm/           the database
 //! lsm.new/       the new database for the runs of a damaged database, until it is complete
 //! lsm.old/       the damaged database, until the new database is named lsm/
-//! lsm.damaged    marks damage: the next open checks and repairs the database
+//! lsm.damaged    marks damage: the next open copies the consistent runs into a new database
 //! lsm.seal       the recorded length of RocksDB's manifest
 //! ```
 //!
@@ -12,7 +12,8 @@
 //! RocksDB cannot open it although its files are readable, or would never finish opening it, or its
 //! manifest has become shorter, or damage was found in it. If the database does not open, RocksDB
 //! repairs as many files as possible. Every consistent run of a damaged database, repaired or not,
-//! is inserted into a new database, which takes the name of the old database. If no run can be read, the index is empty.
+//! is inserted into a new database, which takes the name of the old database. If no run can be
+//! read, the index is empty.
 
 use super::LsmIndex;
 use super::claim::Claim;
@@ -123,7 +124,7 @@ enum OpenFailure {
     Damage(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Completes a replacement of the database that a crash interrupted.
+/// Completes or reverts a replacement of the database that a crash interrupted.
 fn finish_interrupted_save(names: &Names) -> io::Result<()> {
     remove(&names.new)?;
     if names.old.exists() {
@@ -199,9 +200,9 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
 }
 
 /// Removes files that RocksDB does not need and that are longer than RocksDB writes them, because
-/// another file was put in their place. RocksDB would keep such a file, and its bytes would count towards
-/// the index's budget forever. Truncates `LOCK`, which RocksDB leaves empty, and does not remove it:
-/// the lock of another process is on its inode.
+/// another file was put in their place. RocksDB would keep such a file, and its bytes would count
+/// towards the index's budget forever. Truncates `LOCK`, which RocksDB leaves empty, and does not
+/// remove it: the lock of another process is on its inode.
 fn remove_oversized(database: &Path) -> io::Result<()> {
     if !database.exists() {
         return Ok(());

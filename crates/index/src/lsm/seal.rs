@@ -3,9 +3,9 @@
 //! name.
 //!
 //! `lsm.seal` holds the name and the length of the manifest at the last open, or at the last close
-//! that did not fail.
-//! RocksDB syncs a manifest before it uses the manifest, so a crash makes no manifest shorter.
-//! If RocksDB has begun another manifest after the seal was written, the seal proves nothing.
+//! that did not fail. RocksDB syncs a manifest before it uses the manifest, so a crash makes no
+//! manifest shorter. If RocksDB has begun another manifest after the seal was written, the seal
+//! proves nothing.
 
 use std::path::Path;
 use std::{fs, io};

@@ -68,8 +68,8 @@ impl TreeShape {
     }
 
     /// Sets the options of a database that is not open yet, except the maximum number of runs: the
-    /// crate `rocksdb` has no setter for it, and [`TreeShape::options`] sets it by name after the
-    /// open.
+    /// crate `rocksdb` has no setter for it, and after the open it is set by its name in
+    /// [`TreeShape::options`].
     pub(super) fn open_with(&self, options: &mut Options) {
         let mut universal = UniversalCompactOptions::default();
         universal.set_size_ratio(self.size_ratio() as i32);

@@ -38,7 +38,7 @@ impl Tuner {
         }
     }
 
-    /// Decides on a target setting if the window of 4,096 operations, which the controller
+    /// Decides on a target setting if the window of at least 4,096 operations, which the controller
     /// (`controller.rs`) counts, is full. After a flush, changes the applied setting by one step
     /// towards the target. May wait until RocksDB has written the changed options to a file.
     pub(super) fn tune(&self, db: &Families) -> Result<()> {

@@ -391,13 +391,13 @@ impl Runs {
         }
     }
 
-    /// Whether cleared pages remain.
+    /// Whether pages of cleared scopes, or pages with stale sets, remain.
     pub(super) fn is_waiting(&self) -> bool {
         self.orphans > 0 || self.sets.waiting() > 0
     }
 
-    /// Removes cleared pages from the next `count` runs, or from fewer runs if these have
-    /// [`RUN_PAGES`] pages together.
+    /// Removes cleared pages, and replaces stale sets, in the next `count` runs, or in fewer runs
+    /// if these have [`RUN_PAGES`] pages together.
     pub(super) fn reclaim(&mut self, count: usize) {
         let mut changed = 0;
         for _ in 0..count {

@@ -77,7 +77,7 @@ impl RunIndex {
     /// * The current journal file has at least the length [`journal_bytes_max`].
     /// * All journal files together have at least this length, and [`RunIndex::worst_case`], the
     ///   most bytes that the index's files may take, is at least three quarters of the budget.
-    /// * The journal files and the two checkpoint files exceed the budget.
+    /// * The journal files and the two checkpoint files together exceed the budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =
@@ -157,8 +157,8 @@ impl RunIndex {
         let mut end = CheckpointEnd::default();
         let copied = self.copy_runs(&mut out, &mut end).and_then(|()| self.copy_retained(&mut out));
         self.or_refuse(copied)?;
-        // Every change that a copy can show is already appended, because a writer appends its
-        // record before it releases the lock of `pending`.
+        // Every change that a copy can show, except of recency, is appended once this call has the
+        // lock of `pending`, because a writer appends its record before it releases the lock.
         end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
         self.commit(end.last, sync_data)?;

@@ -6,7 +6,7 @@ use ritornello_format::journal::{Frame, Parsed, read_frame};
 use ritornello_medium::MediumFile;
 use std::sync::Arc;
 
-/// Bytes that one read of the file requests, unless a frame needs more.
+/// Bytes of the buffer into which the file is read, unless a frame needs more.
 const CHUNK: usize = 1 << 20;
 
 /// A reader of frames. The reader's buffer holds at most one chunk and one frame of the maximum

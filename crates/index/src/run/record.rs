@@ -117,8 +117,8 @@ pub(crate) struct Hot {
 }
 
 impl Hot {
-    /// The hashes of the pages of a published run; [`PageHash::NONE`] for pages removed from the
-    /// middle. Empty for any other record.
+    /// The hashes of the pages of a published run; [`PageHash::NONE`] for pages that were removed
+    /// individually. Empty for any other record.
     #[inline]
     pub(crate) fn pages(&self) -> &[PageHash] {
         self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()

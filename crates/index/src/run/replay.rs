@@ -17,8 +17,8 @@ pub(super) struct Restored {
     /// Attachments, each as child, parent and the parent's page, in the order in which they were
     /// read.
     links: Vec<(RunId, RunId, u16)>,
-    /// The largest reuse count read so far. The reuse count of a run says how often its number was
-    /// assigned before; it is the upper half of a [`RunId`].
+    /// The largest reuse count read so far. The reuse count is the upper half of a [`RunId`]; it
+    /// grows whenever the number in the lower half is assigned again.
     reuse: u32,
 }
 

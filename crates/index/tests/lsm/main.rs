@@ -266,9 +266,9 @@ fn decisions_follow_operations_and_are_reported() {
     }
     let read = index.tuning().unwrap();
     let last = *read.decisions.last().unwrap();
-    // The tuner makes a new decision after two consecutive windows of 4,096 operations whose mix
-    // has shifted. The first of these windows may have begun while the test still wrote, so the mix
-    // may contain writes.
+    // The tuner makes a new decision after two consecutive windows of at least 4,096 operations
+    // whose mix has shifted. The first of these windows may have begun while the test still wrote,
+    // so the mix may contain writes.
     assert!(last.mix.writes < 0.3 && last.mix.hits > 0.3 && last.mix.empty > 0.1, "{last:?}");
     assert!(read.target.runs <= written.target.runs, "{read:?}");
 }

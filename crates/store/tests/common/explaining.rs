@@ -25,8 +25,9 @@ pub fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u3
     vec![(answer, detail.to_owned(), pages)]
 }
 
-/// Asserts the answer and the detail of the first span that is not a hit, that this span has an age,
-/// and that a lookup counts its missing pages under this answer.
+/// Asserts the answer and the detail of the first span that is not a hit, that this span has an
+/// age, and, if the scope is registered, that a lookup counts the pages that it does not find under
+/// this answer.
 pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
     let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);
@@ -38,8 +39,8 @@ pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answe
     }
 }
 
-/// Asserts that a lookup of `keys` counts the pages that it does not find under `answer`, and no page
-/// under another answer.
+/// Asserts that a lookup of `keys` counts the pages that it does not find under `answer`, and no
+/// page under another answer.
 pub fn assert_counted(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer) {
     let counted = || {
         let counters = open.store.stats().unwrap().catalog.counters.into_iter();

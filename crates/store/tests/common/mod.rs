@@ -170,7 +170,7 @@ pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
     catalog.begin_read(reference, &refs(keys)).unwrap().lease
 }
 
-/// Gets the leading pages and checks every page reported as read.
+/// Gets pages, and checks the bytes of every page that is reported as read.
 pub fn get(store: &Store, scope: &Scope, keys: &[Vec<u8>]) -> Outcome {
     let bytes = scope.resolved_page_bytes().unwrap() as usize;
     let mut pages = vec![vec![0xEE; bytes]; keys.len()];

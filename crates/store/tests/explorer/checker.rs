@@ -60,7 +60,8 @@ impl Bounds {
     }
 
     /// Checks a store that was opened after a crash. `absent` says whether a volume is absent;
-    /// `seed` selects the sequences to read.
+    /// `seed` selects the sequences to read, and whether to verify all pages and to complete a
+    /// change of capacity.
     pub fn check_state(&self, open: &Open, seed: u64, absent: bool) {
         let present = present_pages(&open.store);
         let found = stats(open);

@@ -47,7 +47,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Default number of crash states.
+/// Default minimum number of crash states.
 const STATES: u64 = 110_000;
 /// Seeds of histories that once failed:
 ///

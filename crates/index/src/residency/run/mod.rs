@@ -112,8 +112,9 @@ impl RunResidency {
         Err(error)
     }
 
-    /// Returns an error if a put of `pages` pages would exceed a limit. At the memory limit, first
-    /// removes cleared pages.
+    /// Returns an error if the index is poisoned, if a put of `pages` pages would exceed the limit
+    /// of waiting changes or the maximum number of runs, or if the memory limit is reached. Removes
+    /// cleared pages before it returns an error of the last two kinds.
     fn admit(&self, pending: &Pending, pages: usize) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(poisoned());

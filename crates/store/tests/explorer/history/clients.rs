@@ -104,8 +104,9 @@ impl History {
         }
     }
 
-    /// A client writes its reserved runs, and commits or aborts. If a new owner has opened the
-    /// store since the reservation, the commit fails with `Retry`.
+    /// A client, or the owner's process if it has an unfinished put from the time when it was a
+    /// client, writes its reserved runs, and commits or aborts. If a new owner has opened the store
+    /// since the reservation, the commit fails with `Retry`.
     fn end_unfinished_put(&mut self, open: &Open, client_number: usize, commit: bool) {
         let unfinished = match &mut self.promoted_client {
             Some(Client { unfinished: unfinished @ Some(_), .. }) => unfinished.take(),

@@ -6,9 +6,9 @@ use ritornello_format::{Scope, ScopeSlot};
 use ritornello_store::{Catalog, ClientId};
 
 impl History {
-    /// In one of three calls, creates one to three scopes, and in half of these calls drops one.
-    /// The scopes' descriptions are long, so that the registry is soon full and its file is
-    /// replaced.
+    /// In one of three calls on average, creates one to three scopes, and in half of these calls
+    /// drops one. The scopes' descriptions are long, so that the registry is soon full and its file
+    /// is replaced.
     pub(super) fn make_scopes(&mut self, open: &Open) {
         if !self.extra_rng.one_in(3) {
             return;
