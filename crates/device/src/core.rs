@@ -40,7 +40,7 @@ pub(crate) struct Core {
     driver: Arc<dyn Driver>,
     /// By the index of a [`Stream`].
     streams: [RawStream; STREAMS],
-    /// How often a stream of scatters was chosen ([`Core::next_stream`]).
+    /// Number of times that a stream of scatters was chosen ([`Core::next_stream`]).
     scatters: AtomicUsize,
     events: Mutex<Events>,
     broken: OnceLock<String>,

@@ -19,7 +19,7 @@ enum Action {
     Free { which: usize, tail: bool },
     /// Frees a unit of hole `which` modulo the number of holes, which must fail.
     FreeAgain { which: usize },
-    /// Replaces the space by a new one with the same segments, in which all runs are marked.
+    /// Replaces the space by a new space with the same segments, in which all runs are marked.
     Reopen,
 }
 
