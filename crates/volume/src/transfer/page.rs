@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn any_range_is_found_in_any_fragments() {
+    fn any_range_of_a_page_is_gathered_from_its_fragments() {
         let bytes: Vec<u8> = (0..100).collect();
         let page =
             memory(vec![&bytes[..7], &bytes[7..7], &bytes[7..50], &bytes[50..]], Direct::Any);
