@@ -80,8 +80,8 @@ impl Core {
         &*self.driver
     }
 
-    /// The stream for all moves of a new table in this direction, or for the copy of a pool's table.
-    /// Successive calls for scatters return their streams in turn.
+    /// The stream for all moves of a new table in this direction, or for the copy of a pool's
+    /// table. Successive calls for scatters return their streams in turn.
     pub(crate) fn next_stream(&self, direction: Direction) -> Stream {
         match direction {
             Direction::Scatter => {

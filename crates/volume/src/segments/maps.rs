@@ -17,8 +17,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 /// that creates a segment waits while the kernel answers such a request.
 const HUGE_PAUSE: Duration = Duration::from_secs(10);
 
-/// Maps by segment; `None` for a segment that is not in memory or cannot be mapped, and is therefore
-/// accessed by system calls.
+/// Maps by segment; `None` for a segment that is not in memory or cannot be mapped, and is
+/// therefore accessed by system calls.
 pub(super) struct Maps {
     pub(super) open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
     swept: Mutex<Instant>,

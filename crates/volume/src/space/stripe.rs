@@ -64,9 +64,9 @@ impl Space {
         Ok(Some(extents))
     }
 
-    /// Allocates `units` on the first volume of the allocation order that has a hole of this length.
-    /// If a volume that has no such hole and can grow comes first in this order, returns that volume
-    /// as `Err`.
+    /// Allocates `units` on the first volume of the allocation order that has a hole of this
+    /// length. If a volume that has no such hole and can grow comes first in this order, returns
+    /// that volume as `Err`.
     fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
         for at in self.order() {
             let Some(hole) = self.volumes[at].free.best(units) else {

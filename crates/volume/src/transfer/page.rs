@@ -17,8 +17,8 @@ pub(super) enum Direct {
     Any,
     /// Whole units at aligned addresses, as `O_DIRECT` demands.
     Aligned,
-    /// No byte of a page of at least 4 KiB: such pages go through staging, except padded pages, which
-    /// are in staging already.
+    /// No byte of a page of at least 4 KiB: such pages go through staging, except padded pages,
+    /// which are in staging already.
     Never,
 }
 
