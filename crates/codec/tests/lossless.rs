@@ -51,7 +51,7 @@ fn every_number_roundtrips() {
     }
 }
 
-/// NaNs with payloads, denormals and signed zeros among numbers that get codes.
+/// NaNs with payloads, infinities, denormals and signed zeros among numbers that get codes.
 #[test]
 fn special_numbers_roundtrip() {
     let mut random = Random(7);

@@ -40,7 +40,7 @@ pub(crate) struct Core {
     driver: Arc<dyn Driver>,
     /// By the index of a [`Stream`].
     streams: [RawStream; STREAMS],
-    /// Number of scatters that were given a stream.
+    /// Number of times that a stream of scatters was chosen ([`Core::next_stream`]).
     scatters: AtomicUsize,
     events: Mutex<Events>,
     broken: OnceLock<String>,
@@ -80,7 +80,8 @@ impl Core {
         &*self.driver
     }
 
-    /// The stream for a new move in this direction. Scatters use their streams in turn.
+    /// The stream for all moves of a new table in this direction, or for the copy of a pool's
+    /// table. Successive calls for scatters return their streams in turn.
     pub(crate) fn next_stream(&self, direction: Direction) -> Stream {
         match direction {
             Direction::Scatter => {

@@ -110,8 +110,9 @@ impl Device {
     /// spans, in this order, are a page. The pool keeps a reference to `owner`.
     ///
     /// # Errors
-    /// `Invalid` if the spans overlap, exceed a limit, or are not allocated on the device; `Retry`
-    /// if memory is short; `Fatal` if the device is broken.
+    /// `Invalid` if the spans overlap, alternate with different strides, exceed a limit, or are not
+    /// allocated on the device; `Retry` if memory is short, or too many moves and marks are in use;
+    /// `Fatal` if the device is broken.
     ///
     /// # Safety
     /// The memory stays allocated until `owner` is dropped.

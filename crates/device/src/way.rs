@@ -12,8 +12,8 @@ const SCATTER_GRID: u32 = 4;
 /// (docs/benchmarks/gpu.md).
 const GATHER_GRID: u32 = 2;
 /// Minimum length of a piece in bytes for which the copy engines count as faster than a kernel, if
-/// the pool has no measurement. Shorter pieces are moved by the copy engines only if these take at
-/// most [`SHORT_SHARE`] of the kernel's time.
+/// the pool has no measurement of the move's direction. Shorter pieces are moved by the copy
+/// engines only if these take at most [`SHORT_SHARE`] of the kernel's time.
 const COPY_FROM: u64 = 128 << 10;
 /// Maximum measured time of the copy engines, as a part of the kernel's time, at which the copy
 /// engines move short pieces. The part is less than 1, because the copy engines are slower in loads

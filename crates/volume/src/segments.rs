@@ -101,7 +101,8 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Tests the directories, which must exist, and chooses the I/O mode ([`IoMode`]).
+    /// Tests the directories, and chooses the I/O mode ([`IoMode`]). If a directory fails the test
+    /// and another passes, the volume of the first counts as absent ([`Segments::unusable_dirs`]).
     ///
     /// # Errors
     /// `Invalid` if all named directories fail the self-test, if there are no volumes or more than
@@ -330,8 +331,9 @@ impl Segments {
         synced.into_iter().try_for_each(|part| part.unwrap_or_else(|_| panicked()))
     }
 
-    /// Checks that files of a volume can be synced: syncs its newest segment, if it has any. A sync
-    /// of the self-test's file may succeed although syncs of segments fail.
+    /// Checks that files of a volume can be synced: syncs the segment with the highest number, if
+    /// the volume has segments. A sync of the self-test's file may succeed although syncs of
+    /// segments fail.
     ///
     /// # Errors
     /// `Fatal` if the sync fails. Returns no error if the directory cannot be listed, or the file

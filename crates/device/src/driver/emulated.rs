@@ -213,7 +213,7 @@ impl Emulated {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Number of kernel launches that were queued.
+    /// Number of calls of [`Driver::launch`] while the device had kernels.
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)

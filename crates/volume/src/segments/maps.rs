@@ -9,15 +9,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval between searches for removed segments that this process still maps: a map keeps the
-/// memory of its segment allocated.
+/// Minimum interval between two searches for removed segments that this process still maps: a map
+/// keeps the memory of its segment allocated. Accesses to segments start the searches.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Pause before huge pages are requested again, after the kernel had none free or took long. A put
 /// that creates a segment waits while the kernel answers such a request.
 const HUGE_PAUSE: Duration = Duration::from_secs(10);
 
-/// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.
+/// Maps by segment; `None` for a segment that is not in memory or cannot be mapped, and is
+/// therefore accessed by system calls.
 pub(super) struct Maps {
     pub(super) open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
     swept: Mutex<Instant>,

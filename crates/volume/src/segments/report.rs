@@ -48,7 +48,8 @@ impl IoMode {
 
 /// The I/O mode chosen when the segments were opened, and the results of the self-test from which
 /// it was chosen. Logged when the segments are opened: `warnings` and `distrust` as warnings, the
-/// other fields in one line.
+/// other fields in one line. Volumes that are added or return later change `direct` and
+/// `file_systems` only, and a limit of open files that is too low adds a warning.
 #[derive(Clone, Debug)]
 pub struct IoReport {
     /// The I/O mode in use.
@@ -56,7 +57,8 @@ pub struct IoReport {
     /// Why a better mode is not in use, or why a mapped store has no huge pages; empty if
     /// `io_uring` is in use, or if huge pages are available to a mapped store.
     pub why: String,
-    /// Name of each directory's file system.
+    /// Name of the file system of each directory that passed the test; empty for a directory that
+    /// was added later and cannot be used.
     pub file_systems: Vec<String>,
     /// Whether all directories are accessed without the page cache.
     pub direct: bool,

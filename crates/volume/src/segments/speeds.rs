@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_lanes_are_split_and_idle_lanes_joined() {
+    fn busy_volumes_get_more_lanes_and_idle_volumes_fewer() {
         assert_eq!(more_lanes(0, 95, 4), 1);
         assert_eq!(more_lanes(0, 95, 1), 0, "this machine permits one lane");
         assert_eq!(more_lanes(0, 80, 4), 0);

@@ -12,9 +12,14 @@ const MAX: u32 = 3;
 
 #[derive(Clone, Debug)]
 enum Action {
+    /// Allocates a run, and adds segments until the run fits or no segment may be added.
     Allocate { header: u32, page: u32, pages: u32, reserve: Reserve },
+    /// Frees run `which` modulo the number of runs; if `tail`, only the last of its extents if it
+    /// has several.
     Free { which: usize, tail: bool },
+    /// Frees a unit of hole `which` modulo the number of holes, which must fail.
     FreeAgain { which: usize },
+    /// Replaces the space by a new space with the same segments, in which all runs are marked.
     Reopen,
 }
 

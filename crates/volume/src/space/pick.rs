@@ -57,9 +57,9 @@ impl Space {
         self.order().into_iter().find(takes).filter(|at| self.can_grow(*at))
     }
 
-    /// Takes the largest holes of `volumes` until the remainder fits one hole, then the smallest
-    /// hole that fits the remainder. If runs could be cut anywhere, no other choice would have
-    /// fewer pieces.
+    /// Takes the largest holes of `volumes` until the remainder fits the largest hole left, then
+    /// the smallest hole on the volume of that hole that fits the remainder. If runs could be cut
+    /// anywhere, no other choice would have fewer pieces.
     fn pieces(&self, shape: RunShape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
         let mut cursors: Vec<_> = volumes
             .iter()

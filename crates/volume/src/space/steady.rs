@@ -40,6 +40,7 @@ struct Steady {
     /// Runs by the value of `now` when they were allocated or last used.
     runs: BTreeMap<u64, Place>,
     now: u64,
+    /// Length of a chunk, in units: see [`Steady::evict`].
     chunk: u64,
     random: u64,
     /// Time spent in the allocator.

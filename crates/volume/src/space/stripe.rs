@@ -65,7 +65,8 @@ impl Space {
     }
 
     /// Allocates `units` on the first volume of the allocation order that has a hole of this
-    /// length. `Err` names an earlier volume of the order, which has no such hole and can grow.
+    /// length. If a volume that has no such hole and can grow comes first in this order, returns
+    /// that volume as `Err`.
     fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
         for at in self.order() {
             let Some(hole) = self.volumes[at].free.best(units) else {
@@ -159,7 +160,7 @@ mod tests {
         while let Some(id) = space.next_segment() {
             space.add_segment(id).unwrap();
         }
-        // Every hole is half as long as a piece of the page.
+        // Every hole is one unit shorter than half of a piece of the page.
         let used = |at: u32, volume| Extent {
             segment: ritornello_format::SegmentId::new(volume, 0),
             start: at * LONG_PAGE_UNITS / 2 - 1,

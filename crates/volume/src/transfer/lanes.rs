@@ -2,13 +2,12 @@
 //!
 //! Most lanes move runs of one volume, and checksum their bytes. A volume has one lane, or several
 //! if one thread checksums more slowly than the volume moves bytes (`segments/speeds.rs`). The
-//! lanes of a volume together keep up to
-//! [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) in flight. The disks of a store
-//! therefore work at the same time, a slow disk delays its own lanes only, and checksums use one
-//! processor for each lane. Runs that are on several volumes (long pages) go to further lanes,
-//! which together keep `in_flight_bytes` in flight for each volume. If the pages go through staging
-//! memory, all lanes together keep only `in_flight_bytes` in flight, but each lane at least two
-//! operations.
+//! lanes of a volume together keep up to [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig)
+//! in flight. The disks of a store therefore work at the same time, a slow disk delays only lanes
+//! with runs on it, and checksums use one processor for each lane. Runs that are on several volumes
+//! (long pages) go to further lanes, which together keep `in_flight_bytes` in flight for each
+//! volume. If the pages go through staging memory, all lanes together keep only `in_flight_bytes`
+//! in flight, but each lane at least two operations.
 //!
 //! A transfer of at most [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) is one lane:
 //! all its operations are in flight at the same time anyway.

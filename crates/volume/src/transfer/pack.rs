@@ -56,7 +56,8 @@ pub enum Packing {
     /// The page is encoded.
     Packed(PackedPage),
     /// The page is to be written raw: its encoded form does not save a unit, a slice cannot be
-    /// encoded, the source does not have the page, or the page is longer than half of staging.
+    /// encoded, the source does not have the page in this length, or the page is longer than half
+    /// of staging.
     NoShorter,
     /// No staging memory is free.
     NoMemory,

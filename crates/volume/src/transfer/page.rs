@@ -17,7 +17,8 @@ pub(super) enum Direct {
     Any,
     /// Whole units at aligned addresses, as `O_DIRECT` demands.
     Aligned,
-    /// No byte: every page goes through staging, except a padded page, which is in staging already.
+    /// No byte of a page of at least 4 KiB: such pages go through staging, except padded pages,
+    /// which are in staging already.
     Never,
 }
 
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn any_range_is_found_in_any_fragments() {
+    fn any_range_of_a_page_is_gathered_from_its_fragments() {
         let bytes: Vec<u8> = (0..100).collect();
         let page =
             memory(vec![&bytes[..7], &bytes[7..7], &bytes[7..50], &bytes[50..]], Direct::Any);
