@@ -45,7 +45,7 @@ struct Caches {
 }
 
 impl Caches {
-    /// Adds to `totals` by how much the counts grew since the last call, and to `queues` the lengths
+    /// Adds to `totals` the growth of the counts since the last call, and to `queues` the lengths
     /// of the queues. Removes caches that ended.
     fn take(&mut self, totals: &TransferTotals, queues: &mut QueueLengths) {
         self.counters.retain_mut(|(counters, reported)| {
