@@ -28,10 +28,10 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 /// This process as a client of one owner.
 ///
 /// A client never changes its owner: after a failover the process connects as a new client under a
-/// new name. The old client remains while it holds reservations (see [`crate::failover_catalog`]).
-/// When the old client is dropped, its name is released. All space that the former owner had
-/// granted under this name then returns to the store, including space of reservations whose
-/// response never arrived.
+/// new name, or owns the store. The old client remains while it holds reservations (see
+/// [`crate::failover_catalog`]). When the old client is dropped, its name is released. All space
+/// that the former owner had granted under this name then returns to the store, including space of
+/// reservations whose response never arrived.
 #[derive(Debug)]
 pub(crate) struct Client {
     directory: Arc<NodeDirectory>,
@@ -105,7 +105,7 @@ impl Client {
             check_keys(keys)?;
         }
         // Do not send a request that the owner's version does not know: the owner would close the
-        // connection, as if it had ended.
+        // connection.
         let asks_why = matches!(
             request,
             Request::Explain { .. } | Request::Decisions { .. } | Request::ExplainRequest { .. }
@@ -236,7 +236,8 @@ impl Client {
         }
     }
 
-    /// Makes `call` when the silent owner responds again, or now if it has responded since.
+    /// Makes `call` when the silent owner responds again, or now if its silence has ended. Drops a
+    /// release beyond the limit of deferred calls.
     pub(crate) fn call_later(self: &Arc<Self>, call: LaterCall) {
         if self.liveness.defer(call) {
             self.send_deferred();

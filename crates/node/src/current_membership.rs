@@ -13,14 +13,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum duration, including a takeover, of a client's call that needs no space, and for which
-/// the owner rarely waits for a disk (`CallWait::Nothing` in `crates/store/src/catalog/rule.rs`).
+/// Maximum time that a client's call waits for its owner and, if the owner dies, for the next
+/// owner. Applies to calls that need no space, and for which the owner rarely waits for a disk
+/// (`CallWait::Nothing` in `crates/store/src/catalog/rule.rs`). If this process becomes the owner
+/// during the call, the call also waits for the recovery of the store, without a limit.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time that opening waits for an owner that reopens the store.
 const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Shortest pause after a search for an owner that failed; calls during the pause fail immediately.
+/// Shortest pause after a failed search for an owner; calls during the pause fail immediately.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause after a search for an owner that failed.
+/// Longest pause after a failed search for an owner.
 const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// See the module documentation.
@@ -34,7 +36,7 @@ pub(crate) struct CurrentMembership {
     /// `membership`.
     changing: Mutex<Option<FailedSearch>>,
     /// Whether the last search for an owner failed because the owner reopens the store, or because
-    /// this process could not open the store.
+    /// this process took the lock and could not open the store.
     is_reopening: AtomicBool,
     /// The segments of this process, whose files are closed whenever the owner changes.
     segments: OnceLock<Weak<Segments>>,
@@ -44,7 +46,7 @@ pub(crate) struct CurrentMembership {
     replaced: AtomicBool,
 }
 
-/// A search for an owner that failed.
+/// A failed search for an owner.
 #[derive(Clone, Copy, Debug)]
 struct FailedSearch {
     at: Instant,
@@ -57,8 +59,9 @@ struct FailedSearch {
 
 /// The right to change the membership, which one thread at a time has. A call that searches for a
 /// new owner holds the guard during the search. Other calls wait for the guard, and then use the
-/// new owner, or fail with the error of the search. If the last search found a store that is being
-/// reopened, other calls do not wait for the guard, and fail immediately.
+/// new owner. If the search found a silent owner or a store that is being reopened, they fail
+/// without another search during a pause. If the last search found a store that is being reopened,
+/// other calls do not wait for the guard: they fail immediately while a thread holds it.
 pub(crate) struct ChangeGuard<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,

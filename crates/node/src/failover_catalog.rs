@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a client's call that waits for a disk, such as a commit in `durable` mode,
-/// `flush` or `clear`.
+/// Maximum time that a client's call waits for an owner that may wait for a disk, as for a commit,
+/// `flush` or `clear`. A takeover counts as with [`CALL_TIMEOUT`].
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes and calls in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -214,7 +214,8 @@ impl Catalog for FailoverCatalog {
     }
 }
 
-/// Returns the maximum duration of a client's call to which `rule` applies, including a takeover.
+/// Returns the maximum time that a client's call to which `rule` applies waits for owners; see
+/// [`CALL_TIMEOUT`].
 fn timeout_of(rule: &CallRule) -> Duration {
     match rule.wait {
         CallWait::Nothing => CALL_TIMEOUT,
@@ -380,10 +381,10 @@ impl PendingReservations {
     }
 }
 
-/// Whether an owner has acknowledged puts or deletes that no flush has covered. A flush covers an
-/// acknowledgement if it begins after the acknowledgement and succeeds. If the owner dies before
-/// such a flush, its changes since its last sync may be lost, and a flush in the next epoch must
-/// report this.
+/// Whether an owner has acknowledged puts or deletes that no flush has covered. A flush covers the
+/// acknowledgements before its begin if it succeeds and no other acknowledgement arrives during the
+/// flush. If the owner dies before such a flush, its changes since its last sync may be lost, and a
+/// flush in the next epoch must report this.
 #[derive(Debug, Default)]
 struct Unflushed(Mutex<FlushMark>);
 

@@ -2,13 +2,13 @@
 //! another directory. In every process, the same thread sends this process's reports (module
 //! `reports`) to the owner.
 //!
-//! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
-//! it could not write and may report success afterwards. The owner therefore closes the core and
-//! opens a new core, which recovers as after a kill. The new core writes the index into new files,
-//! because a sync of the old files could report success without writing them. It drains the
-//! segments before it reuses free space. A dedicated thread reopens the store with back-off; while
-//! the disks reject writes, the poisoned core keeps answering lookups and reads. If only some
-//! volumes reject writes, the new core opens without these volumes.
+//! A failed sync, or a failed write of metadata, poisons a core permanently, because the kernel may
+//! have dropped the pages it could not write and may report success afterwards. The owner therefore
+//! closes the core and opens a new core, which recovers as after a kill. The new core writes the
+//! index into new files, because a sync of the old files could report success without writing them.
+//! It drains the segments before it reuses free space. A dedicated thread reopens the store with
+//! back-off; while the disks reject writes, the poisoned core keeps answering lookups and reads. If
+//! only some volumes reject writes, the new core opens without these volumes.
 //!
 //! ```text
 //! Owner, poisoned ── disks take writes, no own write in flight ──▶ Reopening ──▶ Owner, next epoch

@@ -3,11 +3,11 @@
 //! A stopped process (SIGSTOP, a frozen container, a debugger) keeps its lock and answers nothing.
 //! No other process may take over, because writes that the stopped process began may still be
 //! issued. A process that waits for its disk keeps its lock and answers no calls either, but it
-//! still answers a handshake, because a handshake takes no lock of the core. When a call has waited
-//! for [`PROBE_AFTER`], a probe thread starts a handshake. A probe of an owner is unrelated to
-//! probes for pages. If the owner does not answer the handshake either, it is marked silent:
-//! pending calls fail, and later calls are not sent. The probe thread waits for a reply, then marks
-//! the owner responsive.
+//! still answers the handshake of another connection of a connected client, because this handshake
+//! takes no lock of the core. When a call has waited for [`PROBE_AFTER`], a probe thread starts
+//! such a handshake. A probe of an owner is unrelated to probes for pages. If the owner does not
+//! answer the handshake either, it is marked silent: pending calls fail, and later calls are not
+//! sent. The probe thread waits for a reply, then marks the owner responsive.
 
 use parking_lot::Mutex;
 use ritornello_store::rule::LaterCall;

@@ -14,14 +14,15 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The paths at which this process has opened stores, each with the mounts at its last opening.
+/// The paths at which this process has opened directories of stores, each with the mounts at the
+/// last opening.
 static OPENED: Mutex<BTreeMap<PathBuf, Mounts>> = Mutex::new(BTreeMap::new());
 
 /// Timeout of the lock on [`OPENED`]. A thread holds the lock for a lookup only, but if a thread of
 /// the parent holds it during a fork, it stays locked in the child forever.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Records that a store was opened at `path`.
+/// Records that the directory of a store was opened at `path`.
 pub(crate) fn record_opening(path: &Path, mounts: &Mounts) {
     if let Some(mut opened) = OPENED.try_lock_for(LOCK_TIMEOUT) {
         opened.insert(path.to_owned(), mounts.clone());

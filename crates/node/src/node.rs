@@ -33,7 +33,9 @@ pub struct Node {
 }
 
 /// Opens the store in `options.dir`: as its owner if the store has no owner, otherwise as a client
-/// of the owner. A second open in one process returns a second handle on the same store.
+/// of the owner. A second open in one process returns a second handle on the same store;
+/// differences between its options and the store are logged, and only the directories of
+/// `further_dirs` are added.
 ///
 /// The owner's `durability` and `sync_interval` apply; a client's apply when it becomes the owner.
 /// Each process transfers pages with the I/O mode that its own `io` chooses. If `capacity` or
@@ -50,8 +52,8 @@ pub struct Node {
 /// * Another thread of this process opens or closes the store for a minute.
 /// * The directory is replaced during the open, or a file operation in the directory fails.
 ///
-/// `Fatal` if both copies of the manifest are damaged, or the directory is moved while its lock is
-/// taken. Errors of the owner's recovery.
+/// `Fatal` if a copy of the manifest is damaged and the other is damaged or missing, or the
+/// directory is moved while its lock is taken. Errors of the owner's recovery.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }

@@ -53,8 +53,7 @@ pub(crate) enum Departure {
     Replaced,
     /// The store failed, and its file system was unmounted. A store that works is not left.
     Unmounted,
-    /// The store failed, and its directory was moved or removed. A store that works is
-    /// not left.
+    /// The store failed, and its directory was moved or removed. A store that works is not left.
     Moved,
 }
 
@@ -176,6 +175,7 @@ impl NodeDirectory {
     /// Returns why this process must leave `store`, which was opened in this directory: a file
     /// system was mounted over the directory, or the directory was moved and another store is in
     /// its place.
+    ///
     /// An unmount does not count: if the process left, the next opening of the path would use or
     /// create a store below the mount point, where the pages of the unmounted disk do not belong.
     pub(crate) fn superseded(&self, store: [u8; 16]) -> Option<Departure> {

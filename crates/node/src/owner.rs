@@ -1,6 +1,6 @@
 //! The state of a process that owns a store.
 //!
-//! An owner that closes removes its socket file last, when everything is durable. A leftover socket
+//! An owner that closes removes its socket file only after everything is durable. A leftover socket
 //! file therefore says that its owner died, or failed to make everything durable when it closed,
 //! and that the puts of its last seconds may be lost.
 

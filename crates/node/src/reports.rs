@@ -1,6 +1,7 @@
-//! Reports to the owner, about every two seconds, for which no call waits: counts of this process's
-//! puts, gets, lookups and caches, the lengths of its queues, and its decisions about the pages of
-//! requests.
+//! Reports to the owner, about every two seconds: counts of this process's puts, gets, lookups and
+//! caches, the lengths of its queues, and its decisions about the pages of requests. A request for
+//! statistics, decisions or the explanation of a request, and the close of the store, send the
+//! reports first. No other call waits for a report.
 
 use crate::membership::Membership;
 use parking_lot::Mutex;
@@ -38,12 +39,13 @@ pub(crate) struct Reports {
 struct Caches {
     /// Each cache with its counts at the last report.
     counters: Vec<(Arc<dyn CacheCounters>, CacheCounts)>,
-    /// Whether a queue was not empty at the last report.
+    /// Whether the next report of queues is sent even if all queues are empty: a queue was not
+    /// empty at the last report, or this report could not be sent.
     was_queued: bool,
 }
 
 impl Caches {
-    /// Adds to `totals` by how much the counts grew since the last call, and to `queues` the lengths
+    /// Adds to `totals` the growth of the counts since the last call, and to `queues` the lengths
     /// of the queues. Removes caches that ended.
     fn take(&mut self, totals: &TransferTotals, queues: &mut QueueLengths) {
         self.counters.retain_mut(|(counters, reported)| {

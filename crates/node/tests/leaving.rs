@@ -1,5 +1,6 @@
-//! Stores whose path leads to a different store after they were opened. Every process closes such a
-//! store, and reaches its files through the descriptor of the store's directory.
+//! Stores that are moved while they are open. If another store is then at the path, every process
+//! closes the moved store. Processes reach the moved store's files through the descriptor of its
+//! directory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;

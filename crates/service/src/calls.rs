@@ -24,8 +24,8 @@ impl Calls {
     /// and still counts towards the limit.
     ///
     /// # Errors
-    /// 503 if too many calls of the store are running, or no thread can be started; any error of
-    /// `call`.
+    /// 503 if too many calls of the store are running, or no thread can be started; 500 if `call`
+    /// panics; any error of `call`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> Result<T, Problem> + Send + 'static,

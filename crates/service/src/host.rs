@@ -30,8 +30,9 @@ impl Hosts {
 
     /// Checks that the request names the service. `local` is the address at which the request
     /// arrived. Valid are `localhost`, the IP address of `local` and, if this is a loopback
-    /// address, any loopback address, each with the port of `local`; and the names of the settings
-    /// with any port, because a proxy or a translated address may have another port.
+    /// address, any loopback address, each with the port of `local`, which may be omitted if it is
+    /// the scheme's default port; and the names of the settings with any port, because a proxy or a
+    /// translated address may have another port.
     ///
     /// # Errors
     /// 400 without exactly one valid Host header; 421 for a name of another service.

@@ -16,10 +16,11 @@
 //! this process the owner.
 //!
 //! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
-//! on separate threads: of each store at most one observation, one scrub and eight other calls at a
-//! time, and at most 12 observations that were abandoned because they hang. Requests wait for calls
-//! within a deadline, so a hung disk delays answers about its store, and no other answer. One
-//! thread reads the token file again after it changed, another the files of the certificate.
+//! on separate threads: of each store at most one observation, one search for the drives of its
+//! directories, one scrub and eight other calls at a time, and at most 12 observations that were
+//! abandoned because they hang. Requests wait for calls within a deadline, so a hung disk delays
+//! answers about its store, and no other answer. One thread reads the token file again after it
+//! changed, another the files of the certificate.
 //!
 //! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request, and
 //! its path if it is `/v1/explain`, decide which role it needs. Calls that operate on a store need

@@ -31,7 +31,7 @@ pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum time of a request, from its headers to the headers of its answer.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// Sustained rate of requests that are served, per second: of each token of the token file, and of
-/// all senders without such a token together.
+/// all senders without such a token together. Requests for `/livez` and `/readyz` are not limited.
 pub(crate) const REQUESTS_PER_SECOND: u32 = 100;
 /// Maximum number of requests that are served immediately after a pause: the size of the bucket of
 /// [`RateLimit`](crate::rate::RateLimit).

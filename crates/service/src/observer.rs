@@ -20,8 +20,8 @@ use tokio::time::timeout_at;
 pub(crate) struct Observation {
     /// The state of the store, or why it is unknown.
     pub(crate) observed: std::result::Result<Observed, Problem>,
-    /// For each directory of the store that is on a drive: the directory, and the bytes that all
-    /// programs wrote to the drive.
+    /// For each directory of the store that has a known drive: the directory, and the bytes that
+    /// all programs wrote to the drive since the kernel attached it.
     pub(crate) drives: Vec<(String, u64)>,
     /// Duration of the observation, or how long it has hung.
     pub(crate) took: Duration,

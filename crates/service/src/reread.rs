@@ -45,7 +45,8 @@ impl<T: FromFiles> Reread<T> {
         Arc::clone(&self.value.read())
     }
 
-    /// Reads the files if they changed. May wait for their disk.
+    /// Reads the files if they differ from the last reading that succeeded. May wait for their
+    /// disk.
     pub(crate) fn check(&self) {
         let current = self.current();
         let (stamps, message) = &mut *self.last.lock();

@@ -1,5 +1,5 @@
 //! Answers about stores of other processes, about stores without an owner, and about directories
-//! that hold none.
+//! that hold none. Only the test of a hostile model name opens its store in this process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

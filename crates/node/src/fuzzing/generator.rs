@@ -30,7 +30,7 @@ pub(super) type Known<'a> = &'a [(&'a str, Vec<Vec<u8>>)];
 pub(super) struct Generator<'a> {
     known: Known<'a>,
     dice: u64,
-    /// The variant to choose for the outermost enum; `None` once it was chosen.
+    /// The variant to choose for the outermost enum; `None` after the choice.
     variant: Option<u32>,
     /// Number of variants of the outermost enum.
     variants: usize,

@@ -26,7 +26,8 @@ names! {
         "Whether a write or sync failed and the store is not reopened yet");
     REOPENINGS = ("reopenings", Count,
         "Times that the owner reopened the store after a failed write or sync");
-    OWNER_EPOCH = ("owner_epoch", Count, "Openings of the store by an owner, since it was created");
+    OWNER_EPOCH = ("owner_epoch", Count,
+        "Openings of the store by an owner since it was created, plus 65,536 for each restore");
     OPEN = ("open", Seconds, "Duration of the last opening");
     DROPPED_AT_OPEN = ("dropped_at_open", Count, "Items that the last opening dropped or repaired");
     WARNINGS = ("warnings", Count, "Warnings about the disks");
@@ -41,7 +42,8 @@ names! {
     HIT_PAGES = ("hit_pages", Count, "Pages found by lookups");
     MISSED_PAGES = ("missed_pages", Count,
         "Pages requested by lookups and not found, by why the first of them is missing");
-    PROBE = ("probe", Seconds, "Durations of one of 16 lookups of prefixes, of all processes");
+    PROBE = ("probe", Seconds,
+        "Durations of a sample of the lookups of prefixes, one in 16, of all processes");
     PUT = ("put", Seconds, "Durations of puts that wrote pages, of all processes");
     GET = ("get", Seconds, "Durations of gets of registered scopes, of all processes");
     READ = ("read", Bytes, "Bytes of pages that gets delivered, of all processes");

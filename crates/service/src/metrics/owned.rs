@@ -202,8 +202,9 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats) {
     rows.gauge(&names::WRITE_AMPLIFICATION, [], stats.health.write_amplification);
 }
 
-/// The durations of `calls`. `sum`: the counter of their sum, and its units per second; `bounds`: of
-/// the buckets, in microseconds. `None` if the owner does not count them.
+/// The durations of `calls`. `sum`: the name of the counter of their sum, and the number of its
+/// units in a second; `bounds`: the upper bounds of the buckets, in microseconds. `None` if the
+/// owner does not count these calls.
 fn durations(
     counters: &BTreeMap<String, u64>,
     calls: &str,

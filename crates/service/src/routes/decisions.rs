@@ -84,8 +84,8 @@ impl From<DecisionListing> for Decisions {
 
 /// Decisions about the pages of requests
 ///
-/// Returns the decisions of all processes that the owner received last. A decision arrives about
-/// two seconds after it was made.
+/// Returns the decisions of all processes that the owner received last. Processes send their
+/// decisions about every two seconds.
 #[utoipa::path(
     get,
     path = DECISIONS,

@@ -35,7 +35,7 @@ struct StoreHealth {
     /// Directory of the store.
     store: String,
     /// `owned`; `unowned`: no process owns the store, and its files can be read; `poisoned`: the
-    /// owner reopens the store after a failed write; `unavailable`.
+    /// owner reopens the store after a failed write or sync; `unavailable`.
     state: &'static str,
     /// Why the store is poisoned or unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
