@@ -85,8 +85,8 @@ impl Device {
         Ok(DevicePool(Arc::new(BlockMemory { device, pool })))
     }
 
-    /// Slots for `pages` pages of `page_bytes` bytes, or None if not enough memory became free in
-    /// `timeout` seconds, at most 30, or the pages exceed the pinned memory.
+    /// Slots for `pages` pages of `page_bytes` bytes, or None if no free span of the pinned memory
+    /// was long enough within `timeout` seconds, at most 30, or the pages exceed the pinned memory.
     #[pyo3(signature = (page_bytes, pages, *, timeout=0.0))]
     fn slots(
         &self,
