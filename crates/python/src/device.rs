@@ -284,8 +284,8 @@ impl DevicePages {
     }
 
     /// Starts a put of these blocks, after the work that stream `after` has now. Does not gather
-    /// the leading pages that are stored already. Gathers the pages after them in order, until the
-    /// device has no slots for further pages or takes no further move.
+    /// the leading pages that are stored already. Gathers the pages after them in order, until too
+    /// little of the pinned memory is free or the device takes no further move.
     pub(crate) fn save(
         &self,
         store: &Arc<Store>,

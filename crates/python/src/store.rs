@@ -159,6 +159,7 @@ impl Store {
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds, at most one
     /// hour, or until it is released. For several scopes: the leading pages that all scopes have.
+    /// Leases fewer pages than `probe` counts if the limit on the leases of a process is reached.
     #[pyo3(signature = (scope, keys, *, ttl=60.0))]
     fn lease_prefix(
         &self,
