@@ -62,7 +62,7 @@ fn seal_log(input: &mut [u8]) {
     }
 }
 
-/// Seals a file: magic (8), version, total length, other fields, checksum.
+/// Seals the header of a run: magic (8), version, total length, other fields, checksum.
 fn seal_header(input: &mut Vec<u8>) {
     if input.len() >= 24 {
         let length = input.len() as u32;

@@ -10,7 +10,7 @@ use serde_json::Value;
 const SMALL: [&str; 7] = ["bench", "codec", "--total", "1MiB", "--runs", "1", "--json"];
 
 #[test]
-fn codec_sizes_and_errors_stay_in_bounds() {
+fn codec_sizes_and_attention_errors_stay_in_bounds() {
     let answer = ritornello(&SMALL);
     assert_eq!(answer.code, 0, "{}", answer.err);
     let json: Value = serde_json::from_str(&answer.out).unwrap();

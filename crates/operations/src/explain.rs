@@ -175,11 +175,11 @@ fn explain_request(context: &Context, dir: &Path, request: &str) -> Result<Statu
     Ok(Status::Fine)
 }
 
-/// Reads at most [`EXPLAINED_KEYS_MAX`] keys in hexadecimal digits, one per line; skips empty
-/// lines.
+/// Reads keys in hexadecimal digits, one per line, and skips empty lines. Refuses more than
+/// [`EXPLAINED_KEYS_MAX`] keys or [`KEYS_BYTES_MAX`] bytes.
 fn read_keys(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let mut text = String::new();
-    // Reads one byte more than a valid list has, so that a longer list is refused and not cut.
+    // Read one byte more than a valid list may have, so that a longer list is refused and not cut.
     let most = KEYS_BYTES_MAX + 1;
     let read = if path == Path::new("-") {
         std::io::stdin().take(most).read_to_string(&mut text)

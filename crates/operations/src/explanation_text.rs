@@ -136,7 +136,8 @@ fn other_scope(id: &str, scopes: &[OtherScope]) -> String {
     }
 }
 
-/// Formats an age in its largest unit.
+/// Formats an age in the largest unit of which it has at least two; in seconds if it has no such
+/// unit.
 pub(crate) fn age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s ago"),

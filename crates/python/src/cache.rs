@@ -203,8 +203,8 @@ impl Cache {
     }
 
     /// Starts to put the pages of a prompt, starting at page `first`. With `copy`, the bytes are
-    /// copied before the call returns. Without `copy`, the memory must not change until the ticket
-    /// is done.
+    /// copied before the call returns, and pages for which staging has no space are skipped.
+    /// Without `copy`, the memory must not change until the ticket is done.
     #[pyo3(signature = (
         scope, keys, pages, *, first=0, parent=None, copy=true, retain_until=None, timeout=None
     ))]

@@ -85,8 +85,8 @@ impl Device {
         Ok(DevicePool(Arc::new(BlockMemory { device, pool })))
     }
 
-    /// Slots for `pages` pages of `page_bytes` bytes, or None if not enough memory became free in
-    /// `timeout` seconds, at most 30, or the pages exceed the pinned memory.
+    /// Slots for `pages` pages of `page_bytes` bytes, or None if no free span of the pinned memory
+    /// was long enough within `timeout` seconds, at most 30, or the pages exceed the pinned memory.
     #[pyo3(signature = (page_bytes, pages, *, timeout=0.0))]
     fn slots(
         &self,
@@ -284,8 +284,8 @@ impl DevicePages {
     }
 
     /// Starts a put of these blocks, after the work that stream `after` has now. Does not gather
-    /// the leading pages that are stored already. Gathers the pages after them in order, until the
-    /// device has no slots for further pages or takes no further move.
+    /// the leading pages that are stored already. Gathers the pages after them in order, until too
+    /// little of the pinned memory is free or the device takes no further move.
     pub(crate) fn save(
         &self,
         store: &Arc<Store>,

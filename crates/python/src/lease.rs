@@ -8,8 +8,10 @@ use ritornello_store::{LeaseNumber, Leased};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The longest stored prefix of the keys, leased: its pages stay readable until `release()`, until
-/// the lease expires, or until the store's owner ends or reopens the store.
+/// The longest stored prefix of the keys, leased, or its leading pages that the limit on the leases
+/// of a process permits: its pages stay readable until `release()`, until the lease expires, until
+/// this process loses its connection to the store's owner, or until the owner ends or reopens the
+/// store.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct LeasedPrefix {
     pages: usize,
@@ -40,7 +42,8 @@ impl LeasedPrefix {
         self.lease.0
     }
 
-    /// Ends the lease. Does nothing in a second call, or after the store was closed.
+    /// Ends the lease. Does nothing after the store was closed, or in a second call, even if the
+    /// first call failed.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         if self.released.swap(true, Ordering::AcqRel) {
             return Ok(());

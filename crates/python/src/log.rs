@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 static LOG: OnceLock<Option<EmbeddedLog>> = OnceLock::new();
 
 /// Starts the log when the first store, cache or device is opened. If Python cannot take its lines,
-/// because no thread can be started, lines go to standard error. Fails only if Python interrupts.
+/// for example because no thread can be started, lines go to standard error. Fails only with an
+/// exception that is no `Exception`, such as `KeyboardInterrupt`.
 pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
     let mut started = None;
     LOG.get_or_init(|| {

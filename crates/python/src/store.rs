@@ -159,6 +159,7 @@ impl Store {
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds, at most one
     /// hour, or until it is released. For several scopes: the leading pages that all scopes have.
+    /// Leases fewer pages than `probe` counts if the limit on the leases of a process is reached.
     #[pyo3(signature = (scope, keys, *, ttl=60.0))]
     fn lease_prefix(
         &self,
@@ -212,9 +213,10 @@ impl Store {
     }
 
     /// Starts a put. With `copy`, the bytes are copied into bounded staging before the call
-    /// returns, and pages that do not fit are skipped. Without `copy`, the memory must not change
-    /// until the ticket is done. A put of `DevicePages` waits for the earlier work of stream
-    /// `after`, and ignores `copy`; `Ticket.order` makes later work wait for the put.
+    /// returns; the first page that does not fit and all later pages are skipped. Without `copy`,
+    /// the memory must not change until the ticket is done. A put of `DevicePages` waits for the
+    /// earlier work of stream `after`, and ignores `copy`; `Ticket.order` makes later work wait for
+    /// the put.
     #[pyo3(
         signature = (
             scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None,
@@ -393,7 +395,7 @@ impl Store {
         Ok(())
     }
 
-    /// Makes all earlier puts survive power loss.
+    /// Makes all earlier puts and deletes survive power loss.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         self.node.call(py, |store| store.flush())
     }

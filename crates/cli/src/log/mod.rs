@@ -1,5 +1,6 @@
-//! The log: of commands on standard error, and of processes that embed the store in a queue, from
-//! which the process takes the lines. Repeated lines are limited.
+//! The log. A command logs on standard error. A process that embeds the store takes the lines from
+//! a queue, unless the environment chooses JSON, which goes to standard error. Repeated lines are
+//! limited.
 
 mod queue;
 mod throttle;
@@ -33,8 +34,8 @@ struct Choice {
 }
 
 impl Choice {
-    /// Parses a value of [`VARIABLE`]; `default` is the level if the value names none. Returns the
-    /// first word that is wrong as an error.
+    /// Parses a value of [`VARIABLE`]; `default` is the level of the crates for which the value
+    /// names no level. Returns the first word that is wrong as an error.
     fn parse(value: &str, default: LevelFilter) -> Result<Self, &str> {
         let mut choice = Self { levels: Targets::new().with_default(default), json: false };
         for word in value.split(',').map(str::trim).filter(|word| !word.is_empty()) {

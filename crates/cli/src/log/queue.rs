@@ -16,8 +16,9 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Maximum lines that wait, of which three quarters may have the levels debug and trace. Further
-/// lines are counted, and a line with their number follows.
+/// Maximum lines that wait. While three quarters of this number wait, further lines of the levels
+/// debug and trace are dropped; at this number all further lines are. Dropped lines are counted,
+/// and a line with their number follows.
 const WAITING_MAX: usize = 1024;
 
 /// Interval of checks for omitted lines while no line comes.
@@ -153,8 +154,9 @@ impl LineQueue {
         self.changed.notify_one();
     }
 
-    /// Waits for the next line, and returns it; `None` if the queue is closed and empty. A line
-    /// about omitted lines comes at most 10 seconds after a minute in which lines were omitted.
+    /// Waits for the next line, and returns it; `None` if the queue is closed and empty, and in a
+    /// forked child. A line about lines omitted within a minute comes after this minute: before the
+    /// next line of level info or more severe, or at the end of 10 seconds without a line.
     #[must_use]
     pub fn take(&self) -> Option<Line> {
         if self.is_forked() {

@@ -74,8 +74,9 @@ impl Throttle {
         Self { process: process::id(), windows: Mutex::default() }
     }
 
-    /// Returns whether to log a line of the statement `metadata` at the time `now`, and the omitted
-    /// lines of all statements in windows that ended. Each omitted line is returned once.
+    /// Returns whether to log a line of the statement `metadata` at the time `now`, and, for a
+    /// level other than debug and trace, the omitted lines of all statements in windows that ended.
+    /// Each omitted line is returned once.
     fn admit(&self, metadata: &Metadata<'_>, now: Instant) -> (bool, Vec<Omitted>) {
         if *metadata.level() > Level::INFO {
             return (true, Vec::new());
@@ -108,7 +109,7 @@ fn end_windows(windows: &mut HashMap<Identifier, Window>, now: Option<Instant>) 
     omitted.filter(|omitted| omitted.lines > 0).collect()
 }
 
-/// Returns the omitted lines of this process that were not returned before.
+/// Returns the omitted lines that were not returned before; none in a forked child.
 pub(super) fn take_omitted() -> Vec<Omitted> {
     if PROCESS.process == process::id() { PROCESS.take_omitted(None) } else { Vec::new() }
 }

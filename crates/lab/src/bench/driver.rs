@@ -76,7 +76,7 @@ impl LoadDriver {
     }
 
     /// Copies a whole set of sequences, page by page, from `from`, which is as long as a window.
-    /// Uses the number of threads that a get of one sequence uses.
+    /// Uses as many threads as a get of one sequence from a store on tmpfs.
     pub fn copy(&mut self, from: &StagingBuffer) -> Rate {
         let (stride, page_bytes) = (self.shape.stride(), self.shape.page_bytes as usize);
         let sequence = self.shape.sequence_bytes();

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum pause between two changes, in milliseconds.
 const PAUSE_MS_MAX: u64 = 1500;
-/// Number of directories that are added and drained.
+/// Number of directories that are added. These and the store's first directory of segments are
+/// drained.
 const DIRS: u64 = 4;
 
 /// A thread that changes the store's capacity, directories and scope settings.
@@ -117,7 +118,8 @@ impl Changer {
         Ok(())
     }
 
-    /// Drains a directory, or adds a directory.
+    /// Drains a directory, or adds one of [`DIRS`] directories; does nothing if the store has it
+    /// already.
     fn change_paths(&mut self) -> Result<()> {
         let paths = self.store.stats()?.catalog.paths;
         let active: Vec<&str> =

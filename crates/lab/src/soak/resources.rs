@@ -9,7 +9,8 @@ pub struct Resources {
     pub fds: i64,
     /// Number of threads.
     pub threads: i64,
-    /// Bytes allocated on the heap; if the allocator does not count them, resident anonymous bytes.
+    /// Bytes allocated on the heap, modulo 4 GiB; if the allocator does not count them, resident
+    /// anonymous bytes.
     pub memory: i64,
 }
 

@@ -93,7 +93,9 @@ impl Totals {
 pub struct Workers {
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
-    /// Start of each thread's current call, in milliseconds of `clock`.
+    /// Start of each thread's current step, in milliseconds of `clock`. A step of a writer is one
+    /// call, and a second call after a failed flush; a step of a reader is a lease, a get and a
+    /// release.
     call_starts: Arc<Vec<AtomicU64>>,
     clock: Instant,
 }
@@ -134,7 +136,8 @@ impl Workers {
         Ok(Self { stop, threads, call_starts, clock })
     }
 
-    /// Returns the time since the start of the oldest call in progress.
+    /// Returns the time since the start of the oldest step in progress, which is at least as long
+    /// as the oldest call.
     #[must_use]
     pub fn slowest(&self) -> Duration {
         let oldest = self.call_starts.iter().map(|beat| beat.load(Ordering::Relaxed)).min();

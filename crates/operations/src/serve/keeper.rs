@@ -23,8 +23,8 @@ const PATH_CHECK: Duration = Duration::from_secs(10);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 /// Maximum number of stores that the path no longer leads to and that are still being closed. A
-/// hung disk may keep a store, with its memory and files, from being closed. At this number the
-/// command does not open the path again.
+/// hung disk may keep a store, with its memory and files, from being closed. While there are this
+/// many, the command does not open the path again.
 const LEFT_MAX: usize = 4;
 
 /// The arguments of a thread that owns one store, or waits to own it.
@@ -44,8 +44,8 @@ impl Keeper<'_> {
     /// path again when it leads to another store.
     ///
     /// # Errors
-    /// If the store cannot be opened, taken over or closed, or another process owns it and
-    /// `must_own` is set.
+    /// If the first opening, a takeover or the last closing of the store fails, or another process
+    /// owns it and `must_own` is set. Later openings are tried again.
     pub(super) fn run(&self, stop: &Receiver<()>) -> Result<(), Failure> {
         let Self { context, options, must_own, access, .. } = self;
         let first = open::with(options)?;

@@ -153,7 +153,7 @@ struct StoreEnd(mpsc::Sender<Happening>);
 
 impl Drop for StoreEnd {
     fn drop(&mut self) {
-        // Sending fails if the command has received an event and ends already.
+        // Ignore an error: without a receiver the command has already ended.
         let _ = self.0.send(Happening::StoreEnded);
     }
 }

@@ -168,8 +168,8 @@ impl Bench<'_> {
 }
 
 /// Returns a row for each variant: the medians of its rounds. The samples of the tree's shape, the
-/// decisions of the tuner and the costs that the index measured (`prices`) come from the round whose
-/// cost is nearest to the median.
+/// decisions of the controller and the costs that the index measured (`prices`) come from the round
+/// whose cost is nearest to the median.
 fn rows(memtable: u64, settings: &[SettingArg], answers: &[Vec<Answer>]) -> Vec<Row> {
     let costs: Vec<f64> = answers.iter().map(|of| middle(of, Answer::cost)).collect();
     let best = costs[1..].iter().copied().fold(f64::INFINITY, f64::min);

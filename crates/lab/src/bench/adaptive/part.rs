@@ -19,8 +19,8 @@ const RUN_PAGES: usize = 32;
 /// Interval of index maintenance; [`SYNC_EVERY`] is the interval of syncs.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
-/// Minimum number of samples of the index's levels and sorted runs in one replay of the workload; a
-/// replay takes fewer than twice this number. A workload of fewer requests has a sample per
+/// Minimum number of samples of the index's levels and sorted runs in one replay of all ten stages;
+/// such a replay takes fewer than twice this number. A workload of fewer requests has a sample per
 /// request.
 const SAMPLES: usize = 400;
 /// An interval, and a limit of processor time in seconds. If this process uses less processor time

@@ -101,9 +101,10 @@ pub struct Stage {
 pub struct Sample {
     /// Requests so far, including the warm-up.
     pub request: u64,
-    /// Number of sorted runs of the LSM-tree.
+    /// Number of sorted runs in the column family of page hashes.
     pub sorted_runs: u64,
-    /// Number of levels of the LSM-tree.
+    /// Number of levels of an LSM-tree of this size with the applied setting, computed instead of
+    /// counted; zero while all entries fit the memtable.
     pub levels: u32,
     /// Size ratio that was applied last.
     pub ratio: u32,

@@ -37,7 +37,7 @@ pub struct Machine {
     pub dir: String,
     pub io: String,
     pub warnings: Vec<String>,
-    /// Number of threads that share the pages of a put or get, and of threads of memcpy.
+    /// Number of threads that share the pages of one call: of a put, of a get, and of a memcpy.
     pub threads: usize,
 }
 

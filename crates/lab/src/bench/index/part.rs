@@ -36,7 +36,8 @@ const WARM_UP: usize = 400;
 /// Maximum number of lookups that are timed together, because reading the clock takes about the
 /// time of one lookup. The number is smaller for a sequence of fewer pages.
 const LOOKUPS: usize = 64;
-/// Maximum time of the churn, which ends earlier when it has removed a tenth of the pages.
+/// Maximum time of the churn, which ends earlier when it has removed a tenth of the pages, or no
+/// old sequence is left.
 const CHURN_TIME: Duration = Duration::from_secs(10);
 
 /// Parameters of one measured index.

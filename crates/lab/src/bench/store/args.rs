@@ -9,8 +9,9 @@ use ritornello_terminal::print::bytes;
 use ritornello_terminal::value::{codec, size};
 use std::path::PathBuf;
 
-/// Tokens of a sequence; a sequence has at least 8 pages. [`SEQUENCE_PAGES_MAX`],
-/// [`SEQUENCE_BYTES_MAX`] and half of `--total` limit a sequence, even to fewer than 8 pages.
+/// Tokens of a sequence, or 8 pages if these have more tokens. [`SEQUENCE_PAGES_MAX`],
+/// [`SEQUENCE_BYTES_MAX`] and half of `--total` limit a sequence further, even to fewer than 8
+/// pages.
 const SEQUENCE_TOKENS: u64 = 4096;
 /// Maximum pages per sequence.
 const SEQUENCE_PAGES_MAX: u64 = 256;

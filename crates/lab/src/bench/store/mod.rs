@@ -1,5 +1,5 @@
 //! `ritornello bench store`: writes, reads, probes and restarts, compared with the raw limits of
-//! the disk, the rates of direct I/O without a store.
+//! the disk: the rates of direct I/O without a store.
 //!
 //! | module | contents |
 //! |---|---|

@@ -68,7 +68,8 @@ pub struct Machine {
     pub file_system: String,
     /// I/O mode of the store.
     pub io: String,
-    /// Why no better I/O mode is used; empty for the best mode.
+    /// Warnings about the I/O of the store, such as why no better mode is used; empty without
+    /// warnings.
     pub io_why: String,
     /// Kind of memory pages of the buffers.
     pub buffers: String,
@@ -148,8 +149,8 @@ impl Moved {
 }
 
 /// Figures of encoded pages. A ratio is the figure of encoded pages divided by the figure of raw
-/// pages in the same round. Rates count the bytes before encoding. All figures are medians of the
-/// rounds.
+/// pages in the same round. Rates count the bytes before encoding. All figures except `kept` are
+/// medians of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct EncodedRates {
     /// Name of the codec.

@@ -185,7 +185,7 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    /// Starts every client that is not running.
+    /// Starts every client. No client may be running.
     ///
     /// # Errors
     /// If a client cannot be started.

@@ -31,7 +31,7 @@ pub enum Order {
     },
 }
 
-/// Errors injected into a client's file system calls.
+/// Errors injected into a client's calls of the file system, except transfers of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InjectedError {
     /// `EIO` from `fdatasync(2)` and `fsync(2)`.

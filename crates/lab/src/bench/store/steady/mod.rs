@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes written to the full store, as a multiple of its capacity.
+/// Bytes written to the store after it was filled, as a multiple of its capacity.
 const CAPACITIES_WRITTEN: u64 = 4;
 /// Divisor of the capacity: the quotient is the approximate number of bytes of one set of
 /// sequences, which has at least one sequence of each page size.
@@ -36,7 +36,8 @@ const SET_SHARE: u64 = 16;
 /// A sequence takes at most the capacity divided by this number, or one page if a page is longer.
 /// In a production store a sequence takes a thousandth of the capacity or less.
 const SEQUENCE_SHARE: u64 = 64;
-/// Number of sets put into a fresh store: few enough that the store evicts nothing.
+/// Number of sets put into the fresh store before gets are timed: few enough that the store evicts
+/// nothing.
 const FRESH_SETS: u32 = 8;
 /// Number of rounds; the report has medians.
 const ROUNDS: u32 = 5;

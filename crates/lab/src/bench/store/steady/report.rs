@@ -40,7 +40,8 @@ pub struct Figures {
     pub gets_hit: u64,
     /// Share of the segments' space that is kept free.
     pub reserve_share: f64,
-    /// Share of the segments' space that pads pages and headers.
+    /// Share of the segments' space that pads pages to multiples of 4 KiB. Excludes encoded pages
+    /// that take fewer units than an unencoded page.
     pub padding_share: f64,
     pub reserve_padding_share: f64,
     pub extents_per_run: f64,

@@ -1,5 +1,5 @@
-//! `bench store --paths`: one store over several directories, compared with the raw limit, the rate
-//! of direct I/O without a store, of all directories at the same time.
+//! `bench store --paths`: one store over several directories, compared with the raw limit: the rate
+//! of direct I/O in all directories at the same time, without a store.
 
 mod raw;
 mod report;

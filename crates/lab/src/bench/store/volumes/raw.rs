@@ -1,5 +1,5 @@
-//! The raw limits, the rates of direct I/O without a store, of several directories: of each alone,
-//! and of all at the same time.
+//! The raw limits of several directories, each alone and all at the same time: the rates of direct
+//! I/O without a store.
 
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;

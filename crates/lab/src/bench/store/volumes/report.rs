@@ -21,7 +21,8 @@ pub struct Report {
     pub file_system: String,
     /// I/O mode of the store.
     pub io: String,
-    /// Why no better I/O mode is used; empty for the best mode.
+    /// Warnings about the I/O of the store, such as why no better mode is used; empty without
+    /// warnings.
     pub io_why: String,
     /// Kind of memory of the buffers.
     pub buffers: String,
