@@ -36,9 +36,9 @@ move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fi
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
 **Errors** are in `ritornello.errors`. A call that returns how many pages it moved raises no error
-for missing or corrupted pages. Warnings go to the loggers below `ritornello.core` of `logging`;
-with `RITORNELLO_LOG=info`, other events too, and with `RITORNELLO_LOG=info,json` all events go to
-standard error, as one JSON object per line.
+for missing or corrupted pages. Warnings go to the loggers below `ritornello.core` of `logging`,
+with `RITORNELLO_LOG=info` other events too. With `RITORNELLO_LOG=info,json` these events go to
+standard error instead, as one JSON object per line.
 """
 
 from ritornello import errors

@@ -7,8 +7,8 @@ waits for it. Invariants:
 * `plan` returns a save only after vLLM has reported every step with synchronous loads up to the
   step that filled the save's pages, and only if no block of the save's request failed to load.
 * `plan` returns a save only while its request still holds the blocks. vLLM keeps the blocks of a
-  finished request for which `keeps_blocks` returned true until a worker reports the request as
-  sent.
+  finished request for which `keeps_blocks` returned true until all workers have reported the
+  request as sent.
 * Saves are not deferred while no step with synchronous loads is pending.
 """
 

@@ -1,7 +1,8 @@
 """Calls of a scheduler to a cache over several tiers: a disk, and a remote below it.
 
-No call waits for the remote. Lookups, releases and statistics may wait for the process that owns
-the disk tier, so they run on a background thread, in the order of their submission.
+No call waits for the remote. Lookups and their cancellation, releases, touches and statistics may
+wait for the process that owns the disk tier, so they run on a background thread, in the order of
+their submission.
 """
 
 from collections.abc import Callable, Sequence
