@@ -282,7 +282,8 @@ class DeviceMove:
 @final
 class LeasedPrefix:
     """The pages that a call of `Store.lease_prefix` leased. They stay readable until `release()`,
-    or until the call's `ttl` (in seconds, at most one hour) has passed.
+    until the call's `ttl` (in seconds, at most one hour) has passed, or until the owner ends or
+    reopens the store.
     """
 
     @property
@@ -300,10 +301,12 @@ class LeasedPrefix:
 
 @final
 class Outcome:
-    """Result of a ticket. `pages`: number of leading pages stored (put), or filled and verified
-    (get). `bytes`: bytes of the moved pages. `reason`: "" if all pages were moved, else why the
-    first missing page was not moved ("not_found", "checksum", "header", "io", "no_space",
-    "staging_full", "cancelled", "deadline", ...). `ok[i]`: page i was moved.
+    """Result of a ticket. `pages`: number of leading pages that are stored (put), or filled and
+    verified (get). `bytes`: bytes that the put wrote, without pages that were already stored, or
+    that the get read and verified. `reason`: "" if all pages are stored or filled, else why one is
+    not ("not_found", "checksum", "header", "io", "no_space", "staging_full", "cancelled",
+    "deadline", ...). `ok[i]`: page i is stored, or filled and verified; in a put no page after the
+    leading `pages` counts.
     """
 
     @property
@@ -492,9 +495,10 @@ class Store:
 
         `DevicePages`, as many as `keys`, are copied into the pinned memory of the device after the
         work that is now queued on stream `after`; `copy` has no effect. A put takes pinned memory
-        only while at least half of it stays free for loads: the pages after that are skipped
-        (reason "staging_full"). Leading pages that are already stored are not read. The blocks must
-        not change until the ticket is done; `Ticket.order` allows changes sooner.
+        only while at least half of it stays free for loads, and the device takes more moves: the
+        pages after that are skipped (reason "staging_full" or "busy"). Leading pages that are
+        already stored are not read. The blocks must not change until the ticket is done;
+        `Ticket.order` allows changes sooner.
         """
     def submit_get(
         self,

@@ -38,7 +38,7 @@ class PendingStep:
 @dataclass(slots=True)
 class StepSaves:
     """The work of one step: `saves` to execute; the step's `number`, which the workers report when
-    the step has ended (0: they report nothing); and finished requests whose blocks vLLM may free
+    the step has ended (0: they report no number); and finished requests whose blocks vLLM may free
     after the step.
     """
 

@@ -88,8 +88,8 @@ class HostMemory:
 
 class DeviceMemory:
     """KV memory on the CUDA device of this worker, one of `workers` on this machine. `emulated`:
-    the device is emulated in host memory, by a wheel that is built for tests. `attention`: the name
-    of the attention backend of a layer.
+    the device is emulated in host memory, by a wheel that is built for tests. `attention` returns
+    the name of the attention backend of a layer, given the layer's name.
     """
 
     def __init__(
