@@ -30,8 +30,9 @@ are clients of the owner, and all see the same store. After `fork`, the child mu
 directory again.
 
 **Threads**: all calls may be made from any thread, and let other threads run while they wait or
-move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fileno()` suits
-`select` and asyncio, and `Completions` joins the events of many tickets in one descriptor.
+move bytes. `submit_put` and `submit_get` return a `Ticket` and do not wait for the disk; its
+`fileno()` suits `select` and asyncio, and `Completions` joins the events of many tickets in one
+descriptor.
 
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
