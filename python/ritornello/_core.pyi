@@ -24,9 +24,9 @@ Page: TypeAlias = Buffer | Sequence[Buffer]
 Moment: TypeAlias = float | datetime
 # Encoding of pages: none ("raw"), lossless ("split", "zstd"), or with rounding ("int8", "int4").
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
-# Which of the found pages are to be loaded. "auto": the leading pages whose load, with the
-# computation of the rest of the prompt, is estimated to be faster than computing without a load;
-# all, while no prefill was recorded. "always": all; "never": none.
+# Which of the found pages are to be loaded. "auto": the number of leading pages with the shortest
+# estimated time to load them and to compute the rest of the prompt, none if this saves less than
+# 5 %, and all while no prefill was recorded. "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
 # A decision about the pages of a request: to load pages; to compute found pages, because the gate
 # chose so ("declined"); to compute the pages that were not found; nothing to load, because the
