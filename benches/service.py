@@ -41,8 +41,8 @@ IDLE_SECONDS = 20
 # Time after the start of an owner without pages until its CPU time is measured.
 SETTLE_SECONDS = 3
 PROBED = 256
-# Lookups alternate between the two owners after this time, which is long enough for a request of
-# `/metrics`, and this number of times.
+# Lookups ask one owner for `BLOCK_SECONDS`, which is long enough for a request of `/metrics`, then
+# the other owner, and so on, until each owner was asked `BLOCKS` times.
 BLOCK_SECONDS = 2.2
 BLOCKS = 6
 AIMS = {"metrics_p99_ms": 10.0, "idle_share": 0.001, "idle_share_empty": 0.001, "probe_ratio": 1.02}

@@ -1,3 +1,4 @@
-"""Demonstrations of a store that a new process finds filled: of vLLM (`make demo`), of SGLang
-(`make demo-sglang`) and of LMCache (`make demo-lmcache`).
+"""Demonstrations of a store that a new process finds filled, for vLLM (`make demo`), for SGLang
+(`make demo-sglang`) and for LMCache (`make demo-lmcache`); and of the node service beside an engine
+(`make serve-demo`).
 """

@@ -30,15 +30,16 @@ are clients of the owner, and all see the same store. After `fork`, the child mu
 directory again.
 
 **Threads**: all calls may be made from any thread, and let other threads run while they wait or
-move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fileno()` suits
-`select` and asyncio, and `Completions` joins the events of many tickets in one descriptor.
+move bytes. `submit_put` and `submit_get` return a `Ticket` and do not wait for the disk; its
+`fileno()` suits `select` and asyncio, and `Completions` joins the events of many tickets in one
+descriptor.
 
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
 **Errors** are in `ritornello.errors`. A call that returns how many pages it moved raises no error
-for missing or corrupted pages. Warnings go to the loggers below `ritornello.core` of `logging`;
-with `RITORNELLO_LOG=info`, other events too, and with `RITORNELLO_LOG=info,json` all events go to
-standard error, as one JSON object per line.
+for missing or corrupted pages. Warnings go to the loggers below `ritornello.core` of `logging`,
+with `RITORNELLO_LOG=info` other events too. With `RITORNELLO_LOG=info,json` these events go to
+standard error instead, as one JSON object per line.
 """
 
 from ritornello import errors

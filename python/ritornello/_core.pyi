@@ -24,8 +24,9 @@ Page: TypeAlias = Buffer | Sequence[Buffer]
 Moment: TypeAlias = float | datetime
 # Encoding of pages: none ("raw"), lossless ("split", "zstd"), or with rounding ("int8", "int4").
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
-# Which of the found pages are to be loaded. "auto": as many leading pages as are likely to load
-# faster than the engine computes them; "always": all; "never": none.
+# Which of the found pages are to be loaded. "auto": the number of leading pages with the shortest
+# estimated time to load them and to compute the rest of the prompt, none if this saves less than
+# 5 %, and all while no prefill was recorded. "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
 # A decision about the pages of a request: to load pages; to compute found pages, because the gate
 # chose so ("declined"); to compute the pages that were not found; nothing to load, because the
@@ -281,7 +282,8 @@ class DeviceMove:
 @final
 class LeasedPrefix:
     """The pages that a call of `Store.lease_prefix` leased. They stay readable until `release()`,
-    or until the call's `ttl` (in seconds, at most one hour) has passed.
+    until the call's `ttl` (in seconds, at most one hour) has passed, or until the owner ends or
+    reopens the store.
     """
 
     @property
@@ -299,10 +301,12 @@ class LeasedPrefix:
 
 @final
 class Outcome:
-    """Result of a ticket. `pages`: number of leading pages stored (put), or filled and verified
-    (get). `bytes`: bytes of the moved pages. `reason`: "" if all pages were moved, else why the
-    first missing page was not moved ("not_found", "checksum", "header", "io", "no_space",
-    "staging_full", "cancelled", "deadline", ...). `ok[i]`: page i was moved.
+    """Result of a ticket. `pages`: number of leading pages that are stored (put), or filled and
+    verified (get). `bytes`: bytes that the put wrote, without pages that were already stored, or
+    that the get read and verified. `reason`: "" if all pages are stored or filled, else why one is
+    not ("not_found", "checksum", "header", "io", "no_space", "staging_full", "cancelled",
+    "deadline", ...). `ok[i]`: page i is stored, or filled and verified; in a put no page after the
+    leading `pages` counts.
     """
 
     @property
@@ -409,13 +413,13 @@ class Store:
         then has only its metadata. `capacity`, of the whole store, may be omitted if the directory
         holds a store. `codec` applies to scopes for which no codec is configured. `write_budget`
         limits drive wear: "2TB/day", "500GiB/hour", "20MB/s", or bytes per day; when the budget
-        runs short, pages are written when they are put for the second time. `index` rarely needs to
-        be given: "run", or "run:8GiB" with a ceiling for its memory (otherwise a quarter of the
-        memory that the process may use); "lsm", in builds that include it, is for indexes larger
-        than memory; "memory" is lost when the owner ends. An owner whose `index` differs from the
-        store's index converts it. `segment_bytes` is fixed when a store is created. Settings that
-        cannot take effect are logged. `SettingError`: an argument is invalid. Other errors may be
-        temporary.
+        runs short, only pages that are put for the second time are written, and no page once it is
+        used up. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling for its
+        memory (otherwise a quarter of the memory that the process may use); "lsm", in builds that
+        include it, is for indexes larger than memory; "memory" is lost when the owner ends. An
+        owner whose `index` differs from the store's index converts it. `segment_bytes` is fixed
+        when a store is created. Settings that cannot take effect are logged. `SettingError`: an
+        argument is invalid. Other errors may be temporary.
         """
     def put_batch(
         self,
@@ -454,7 +458,8 @@ class Store:
         one lease. The space that a process has leased may not exceed the space that no process has
         leased: the limit is half of the store, if no other process has leases. If a prefix would
         exceed the limit, only its leading pages within the limit are leased, and `pages` is their
-        number. RetryError if not even the first page is within the limit: release leases.
+        number. RetryError if the run of the first page exceeds the limit, or if this process has
+        too many leases: release leases.
         """
     def release(self, lease: int) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...
@@ -490,9 +495,10 @@ class Store:
 
         `DevicePages`, as many as `keys`, are copied into the pinned memory of the device after the
         work that is now queued on stream `after`; `copy` has no effect. A put takes pinned memory
-        only while at least half of it stays free for loads: the pages after that are skipped
-        (reason "staging_full"). Leading pages that are already stored are not read. The blocks must
-        not change until the ticket is done; `Ticket.order` allows changes sooner.
+        only while at least half of it stays free for loads, and the device takes more moves: the
+        pages after that are skipped (reason "staging_full" or "busy"). Leading pages that are
+        already stored are not read. The blocks must not change until the ticket is done;
+        `Ticket.order` allows changes sooner.
         """
     def submit_get(
         self,
@@ -617,7 +623,7 @@ class Lookup:
     @property
     def spans(self) -> list[tuple[TierName, int]]:
         """The tiers of the leading pages, in order, each with its number of consecutive pages;
-        remote pages only if the remote has answered.
+        remote pages only after the prefetch of the prompt has ended.
         """
     @property
     def local(self) -> int:
@@ -637,7 +643,9 @@ class Lookup:
         """
     @property
     def progress(self) -> tuple[int, int]:
-        """Pages fetched from the remote for this prompt so far, and pages to fetch in all."""
+        """While `state` is "loading": pages fetched from the remote for this prompt so far, and
+        pages to fetch in all. Otherwise (0, 0).
+        """
     @property
     def estimate(self) -> tuple[float, float, float] | None:
         """The gate's estimates in seconds: of the load, of computing the tokens after the loaded
@@ -657,8 +665,9 @@ class Lookup:
 
 @final
 class Cache:
-    """A cache over several tiers: lookups, loads and puts. `flush` waits for writes to a remote,
-    and `close` for calls to a remote that are in progress; no other method waits for a remote.
+    """A cache over several tiers: lookups, loads and puts. `flush` waits for writes to a remote, at
+    most 60 seconds, and `close` for calls to a remote that are in progress, at most 5 seconds; no
+    other method waits for a remote.
     """
 
     @staticmethod
@@ -673,8 +682,9 @@ class Cache:
         ("write_through", "selective(2)", "write_back", "none") and `rate=` (bytes per second of
         this process, as in "100MiB"). `prefetch`: maximum time that a lookup stays pending while
         pages are fetched from a remote: "best_effort", "wait_complete", "timeout", or "timeout(1,
-        0.25)", the minimum seconds and the seconds per 1,024 tokens. `write_queue`: maximum bytes
-        that wait to be written to each tier (default: 512 MiB).
+        0.25)", the seconds at first and the further seconds per 1,024 tokens to fetch, or 1.5 times
+        the estimated duration of the load if that is longer; with every policy at most 30 seconds.
+        `write_queue`: maximum bytes that wait to be written to each tier (default: 512 MiB).
         """
     def lookup(
         self,
@@ -753,9 +763,11 @@ class Cache:
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
     def record_load(self, tier: str, bytes: int, seconds: float) -> None:
-        """Records a load that `take_loads` of another process returned, for this process's gate."""
+        """Records an entry of another process's `take_loads`, for the gate of this process."""
     def take_loads(self) -> list[tuple[TierName, int, float]]:
-        """Returns the loads of this process since the last call: tier, bytes and seconds."""
+        """Returns the loads of this process since the last call: for each tier that had loads,
+        their total bytes and seconds.
+        """
     def record_outcome(self, found: Lookup, seconds: float) -> None:
         """Records that the load which the gate decided in the lookup `found` took `seconds`. If
         `seconds` plus the estimated time to compute the tokens after the loaded pages exceed the
@@ -821,8 +833,8 @@ class Cache:
     ) -> None: ...
 
 def destroy(path: str | PathLike[str]) -> None:
-    """Removes the files of a store from all its directories that are mounted, and no other file. No
-    process may have the store open.
+    """Removes the files of a store from all its directories that are mounted, and no other file;
+    then these directories, if they are empty. No process may have the store open.
     """
 
 def run_cli(argv: Sequence[str], python: str) -> int: ...

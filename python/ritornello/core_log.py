@@ -6,7 +6,8 @@ such as `ritornello.core.store.put`, or below the logger that an engine's adapte
 `log_below`. If `logging` has no handler for them, they go to standard error with their time.
 
 `RITORNELLO_LOG` chooses the levels that the core logs, warnings and errors by default. If the
-variable is set, the loggers of the core let these levels pass; handlers can still refuse them.
+variable is set, the loggers of the core let these levels pass, unless the program has set a level
+on their common parent; handlers can still refuse them.
 """
 
 import atexit

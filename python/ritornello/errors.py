@@ -14,7 +14,8 @@ __all__ = [
 
 class RitornelloError(Exception):
     """Base class of all errors. An error of this class itself, not of a subclass, says that pages
-    are missing, if the return value of the call cannot say so: compute the missing pages.
+    are missing, if the return value of the call cannot say so: compute the missing pages. Raised by
+    `flush`, it says that acknowledged puts or deletes may be lost: repeat them.
     """
 
     kind: ClassVar[Literal["miss", "invalid", "retry", "fatal", "closed"]] = "miss"

@@ -2,5 +2,5 @@
 
 `ritornello bench store` starts `probe`. `python -m ritornello.bench WORKLOAD` measures a serving
 engine through its OpenAI API: `multi_round_qa`, `long_context` and `multi_turn` generate requests,
-`driver` sends them through `client`, `summary` and `confidence` compute the results.
+which `driver` sends through `client`. Then `summary` and `confidence` compute the results.
 """

@@ -40,12 +40,12 @@ class Row:
 @dataclass(frozen=True)
 class Total:
     """Results of the whole run. `requests`: number of requests, of which `failed` failed.
-    `duration_s`: from the first request that was answered to the last answer. Answered requests per
-    second (`requests_s`) and tokens per second are over this time; tokens include cached tokens.
-    `hit_tokens`: cached prompt tokens by the tier that supplied them. `counters`: the connector's
-    counters. Both come from the engines' `/metrics`; None without it. `hit_rate`: cached tokens as
-    a share of the prompt tokens, from `/metrics` or, without it, from the answers that report
-    cached tokens; None if none does.
+    `duration_s`: from the sending of the first answered request to the end of the last answer.
+    Answered requests per second (`requests_s`) and tokens per second are over this time; tokens
+    include cached tokens. `hit_tokens`: cached prompt tokens by the tier that supplied them.
+    `counters`: the connector's counters. Both come from the engines' `/metrics`; None without it.
+    `hit_rate`: cached tokens as a share of the prompt tokens, from `/metrics` or, without it, from
+    the answers that report cached tokens; None if none does.
     """
 
     requests: int

@@ -5,10 +5,11 @@ by the core, or refuses the engine's keys, a background thread opens it again, w
 thread ends when the store is open, or when an attempt fails for a reason that cannot pass. Another
 thread closes the failed store, because the close may wait for a hung disk. After the first attempt
 to open the store, calls return immediately while no store is open. Failures are counted, except
-failed attempts to open the store again, and calls that fail only because the store is already out
-of use. The first failure of each kind (operation and type of exception) is logged; failures that
-take the store out of use, and failed attempts to open the store again, are logged again after
-`LOG_AGAIN_SECONDS`. Only `KeyboardInterrupt` and `SystemExit` reach the caller.
+failed attempts to open the store again, failed closes of failed stores, and calls that fail only
+because the store is already out of use. The first failure of each kind (operation and type of
+exception) is logged; failures that take the store out of use, and failed attempts to open the store
+again, are logged again after `LOG_AGAIN_SECONDS`. Only `KeyboardInterrupt` and `SystemExit` reach
+the caller.
 """
 
 import logging

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
-# `SAMPLE`: bytes of one sample. `SAMPLES`: number of parts of a file that is not
-# `.safetensors`, each of which begins with a sample; a small file may have more parts.
-# `MAX_HEADER`: maximum bytes of a `.safetensors` header.
+# `SAMPLE`: bytes of one sample. `SAMPLES`: a file that is not `.safetensors` is divided into about
+# this number of parts, and sampled at the beginning of each part and at its end. `MAX_HEADER`:
+# maximum bytes of a `.safetensors` header.
 SAMPLE = 256
 SAMPLES = 64
 MAX_HEADER = 256 << 20

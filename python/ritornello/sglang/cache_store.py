@@ -201,8 +201,8 @@ class SGLangCacheStore(SGLangStore):
 
     def _keep_leases(self, piece: Piece, pages: int, lookup: PieceLookup) -> None:
         """Keeps the leases of `lookup` for SGLang's reads of the piece's `pages` leading pages,
-        which `find_prefixes` returns. Releases leases older than `LEASE_SECONDS`, and the oldest
-        beyond `LEASED_MAX` pieces.
+        which `find_prefixes` returns. Releases leases older than `LEASE_SECONDS`, the oldest beyond
+        `LEASED_MAX` pieces, and leases of an earlier lookup with the same first key.
         """
         keys, sides = piece.keys, [side for side in piece.sides if side.policy != GROUPS]
         leased = Leased(

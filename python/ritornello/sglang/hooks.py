@@ -1,6 +1,6 @@
 """Methods of SGLang that the storage wraps, by their names in SGLang 0.5.23. `watch_transfers`
-wraps a method of one class. With tiers `watch_prompts` wraps methods of further classes, and
-with the gate `watch_prefills` too. If one of these methods cannot be wrapped, the storage works
+wraps a method of one class. With tiers `watch_prompts` wraps methods of further classes, and with
+the gate "auto" `watch_prefills` too. If one of these methods cannot be wrapped, the storage works
 without the feature that needs it, and logs the reason.
 """
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ritornello._core import Cache, Gate, Lookup, Scope
     from ritornello.connector.settings import StoreSettings
 
-# Duration of a lease. SGLang reads found pages within seconds, or never.
+# Time for which found pages stay leased after their lookup. SGLang reads them within seconds, or
+# never.
 LEASE_SECONDS = 30.0
 # Pause before a pending lookup is repeated.
 POLL_SECONDS = 0.003

@@ -74,9 +74,9 @@ KVConnectorHandshakeMetadata.register(ShardFacts)
 
 class CpuPath(KVConnectorBase_V1, SupportsHMA):
     """One instance in the scheduler's process, one in each worker. In an engine that is not served
-    (`unsupported_reason` of `support` and of `composition`), both the scheduler's and the worker's
-    side are None. Every hook then reports that there is nothing to do, and the handshake returns
-    the reason, except inside MultiConnector, where it returns None.
+    (`unsupported_reason` of `support` and of `composition`, `_memory_refusal`), both the
+    scheduler's and the worker's side are None. Every hook then reports that there is nothing to do,
+    and the handshake returns the reason, except inside MultiConnector, where it returns None.
 
     `connector`: the connector that vLLM calls. `engine`: the engine's configuration if another
     connector constructs `connector`, else None.

@@ -7,8 +7,8 @@ waits for it. Invariants:
 * `plan` returns a save only after vLLM has reported every step with synchronous loads up to the
   step that filled the save's pages, and only if no block of the save's request failed to load.
 * `plan` returns a save only while its request still holds the blocks. vLLM keeps the blocks of a
-  finished request for which `keeps_blocks` returned true until a worker reports the request as
-  sent.
+  finished request for which `keeps_blocks` returned true until all workers have reported the
+  request as sent.
 * Saves are not deferred while no step with synchronous loads is pending.
 """
 
@@ -38,7 +38,7 @@ class PendingStep:
 @dataclass(slots=True)
 class StepSaves:
     """The work of one step: `saves` to execute; the step's `number`, which the workers report when
-    the step has ended (0: they report nothing); and finished requests whose blocks vLLM may free
+    the step has ended (0: they report no number); and finished requests whose blocks vLLM may free
     after the step.
     """
 

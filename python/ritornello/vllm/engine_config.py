@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """vLLM's configurations of an engine and of its KV cache. `guard`: knows whether the weights
-    changed; None if the user, and not the connector, lists the tier.
+    changed; None in a worker, and if the user, and not the connector, lists the tier.
     """
 
     vllm_config: "VllmConfig" = field(repr=False)

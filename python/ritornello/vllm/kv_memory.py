@@ -20,8 +20,8 @@ from ritornello.vllm.offloading_settings import memory_bytes
 if TYPE_CHECKING:
     from ritornello._core import Device, Ticket
 
-# Pinned memory of all workers of an engine on a machine: 1/STAGING_SHARE of the machine's memory or
-# of the control group's limit, and at most STAGING_MAX bytes for each worker.
+# Pinned memory of all workers that this vLLM runs on a machine, together: at most 1/STAGING_SHARE
+# of the machine's memory or of the control group's limit, and at most STAGING_MAX bytes per worker.
 STAGING_SHARE, STAGING_MAX = 16, 4 << 30
 
 
@@ -88,8 +88,8 @@ class HostMemory:
 
 class DeviceMemory:
     """KV memory on the CUDA device of this worker, one of `workers` on this machine. `emulated`:
-    the device is emulated in host memory, by a wheel that is built for tests. `attention`: the name
-    of the attention backend of a layer.
+    the device is emulated in host memory, by a wheel that is built for tests. `attention` returns
+    the name of the attention backend of a layer, given the layer's name.
     """
 
     def __init__(

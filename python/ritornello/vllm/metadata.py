@@ -84,13 +84,13 @@ class WorkerReport:
     """Result of a step. `unsaved`: (request, group, first page) of pages to be saved again: of
     saves that failed and may be repeated, and of pages that a load did not fill. `failed`: requests
     whose load failed in part. `unsupported_reason`: why this worker is not served. `prefill`: a
-    measured prefill, as (tokens before it, tokens computed, seconds). `loads`: measured reads, as
-    (tier, bytes, seconds). `load_seconds`: by request, the duration of its load or, for a load that
-    arrives layer by layer, the time that the step waited for its loads. `step`: the number of the
-    completed step. `facts`: the `ShardFacts` of each worker, if requested. `changes`: from a worker
-    on another machine, its count of weight changes, by its slot in `ChangeCounters`.
-    `unregistered`: each worker that cannot register its KV memory yet, with the reason, and each
-    worker that could not and now can, with "".
+    measured prefill, as (tokens before it, tokens computed, seconds). `loads`: totals of measured
+    reads, as (tier, bytes, seconds); a tier may have several. `load_seconds`: by request, the
+    duration of its load or, for a load that arrives layer by layer, the time that the step waited
+    for its loads. `step`: the number of the completed step. `facts`: the `ShardFacts` of each
+    worker, if requested. `changes`: from a worker on another machine, its count of weight changes,
+    by its slot in `ChangeCounters`. `unregistered`: each worker that cannot register its KV memory
+    yet, with the reason, and each worker that could not and now can, with "".
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)

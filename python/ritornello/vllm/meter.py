@@ -6,8 +6,8 @@ from time import perf_counter
 
 from ritornello.connector.meter import Counts, Meter
 
-# Minimum time between reports that contain times only, because each report is a message between
-# processes.
+# Minimum time between reports in which only the time of hooks and steps, and the number of steps,
+# have changed, because each report is a message between processes.
 REPORT_SECONDS = 0.1
 
 # Counters with a label `reason`, counted as "name:reason".
@@ -24,9 +24,10 @@ BY_REASON = (
 
 
 class StepMeter(Meter):
-    """Counts of one side of the connector (scheduler or worker). Counts of pages and calls are
-    reported after each step. While only times have changed, reports are at least `REPORT_SECONDS`
-    apart. Steps must be measured, and reports taken, by one thread.
+    """Counts of one side of the connector (scheduler or worker). Amounts that `add` added are
+    reported after each step. While only the time of hooks and steps, and the number of steps, have
+    changed, reports are at least `REPORT_SECONDS` apart. Steps must be measured, and reports taken,
+    by one thread.
     """
 
     def __init__(self) -> None:

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 # does not save.
 TOKENS_MIN = 128
 PREFILL_SHARE = 0.9
-# Maximum number of scheduled steps whose output has not arrived. An engine has at most one such
-# step for each pipeline stage, and one further step.
+# Maximum number of remembered steps whose output has not arrived: a further step replaces all of
+# them. An engine has at most one such step for each pipeline stage, and one further step.
 STEPS_MAX = 64
 
 

@@ -57,10 +57,10 @@ class Settings(StoreSettings):
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Options of one request, from its `kv_transfer_params`: `{"ritornello.no_load": true}`
-    computes the whole prompt, `{"ritornello.no_store": true}` saves nothing, `{"ritornello.retain":
-    3600}` protects the request's pages, and the pages before them, from eviction for an hour if the
-    store's policy permits it. Invalid values are ignored: an option must not fail a request.
+    """Options of one request, from its `kv_transfer_params`: `{"ritornello.no_load": true}` loads
+    nothing, `{"ritornello.no_store": true}` saves nothing, `{"ritornello.retain": 3600}` protects
+    the request's pages, and the pages before them, from eviction for an hour if the store's policy
+    permits it. Invalid values are ignored: an option must not fail a request.
     """
 
     loads: bool = True

@@ -38,7 +38,7 @@ class PromptLength(NamedTuple):
 
 class StoreHit(NamedTuple):
     """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
-    pages that are known to be stored. `pending`: the lookup must be repeated, and holds no lease.
+    pages that are known to be stored. `pending`: the lookup must be repeated, and `lease` is None.
     `tiers`: the tiers of the stored pages, in order. `decision`: the core's `Lookup` with which the
     gate decided to load or to compute; None without tiers.
     """
@@ -129,8 +129,8 @@ class VllmStore(FailSafeStore):
         """
 
     def take_loads(self) -> list[tuple[str, int, float]]:
-        """Returns an empty list here, because a single store has no gate. With tiers, returns tier,
-        bytes and seconds of this process's reads since the last call.
+        """Returns an empty list here, because a single store has no gate. With tiers, returns for
+        each tier the total bytes and seconds of this process's reads since the last call.
         """
         return []
 

@@ -1,7 +1,8 @@
 """Calls of a scheduler to a cache over several tiers: a disk, and a remote below it.
 
-No call waits for the remote. Lookups, releases and statistics may wait for the process that owns
-the disk tier, so they run on a background thread, in the order of their submission.
+No call waits for the remote. Lookups and their cancellation, releases, touches and statistics may
+wait for the process that owns the disk tier, so they run on a background thread, in the order of
+their submission.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ REPORT_SECONDS = 1.0
 
 class Prompt(NamedTuple):
     """The chunks (pages of vLLM's host tier) of one prompt and KV cache group. `keys`: keys of the
-    chunks; if `scope` is chained, from the first chunk of the prompt, or of one chunk alone.
+    leading chunks of the prompt, or of a single chunk; if `scope` is not chained, of one window.
     `computed`: leading tokens that the engine has. `tokens`: tokens of all `keys`. `chunk_tokens`:
     tokens of a chunk. `chunk_bytes`: the sum of the bytes of a chunk and the bytes of the chunks
     that the other chained groups have for the same tokens. `computed`, `tokens`, `chunk_tokens` and

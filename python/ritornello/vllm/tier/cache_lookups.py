@@ -22,8 +22,9 @@ Invariants:
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
   after the chunks that the gate chose. Otherwise the gate would decide about the refused chunks
   again in each step in which the request waits for its loads.
-* Leases of an answer belong to the request as soon as the answer is used. Leases of an answer that
-  is not used are released when its request ends.
+* When an answer is used, its leases are handed to the request or, if the answer about leading
+  chunks is a miss, released. Leases of an answer that is not used are released at the latest when
+  its request ends.
 """
 
 from collections.abc import Callable, Sequence

@@ -42,7 +42,7 @@ class CallThread:
 
     def submit(self, action: Callable[[], Any]) -> Call | None:
         """Queues a call. Returns None, and drops the call, if `QUEUED_CALLS_MAX` calls are queued,
-        or if the thread cannot be started; the next call then tries again.
+        or if the thread cannot be started; the next call then tries again to start it.
         """
         if self._calls is None:
             calls: queue.Queue[Call | None] = queue.Queue(QUEUED_CALLS_MAX)

@@ -19,8 +19,8 @@ class DecisionLog:
     prompt is not known have no decisions.
 
     vLLM repeats the lookups of waiting requests. A decision is not recorded if it equals the last
-    decision about its request and group, or if it finds nothing after the chunks that this decision
-    loads. A failure is counted, and not raised.
+    decision about its request and group, or if the last decision covers it
+    (`RecordedDecision.covers`). A failure is counted, and not raised.
 
     vLLM's lookup thread may call `record_lookup` at any time. A decision may therefore be recorded
     twice. Calls from this thread read the position of one key, and do not iterate over positions,

@@ -1,6 +1,6 @@
 """vLLM's host tier as a `PagePool`: it is an array of rows, each of which holds one chunk, and row
-`i` is page `i`. The store reads and writes rows directly, or through its staging memory if that is
-faster.
+`i` is page `i`. The store reads rows directly, and fills them directly or, if that is faster,
+through its staging memory.
 
 The rows are in a shared mapping, at multiples of 4 KiB. vLLM passes a view of the rows, releases
 this view at shutdown, and then unmaps the rows. If the pool had a reference to the view, the

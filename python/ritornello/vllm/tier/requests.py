@@ -46,8 +46,8 @@ class RecordedDecision(NamedTuple):
     next: bytes | None
 
     def covers(self, later: "RecordedDecision") -> bool:
-        """Returns whether `later` begins after the chunks that this decision loads, and finds no
-        chunk that this decision has not found.
+        """Returns whether `later` begins directly after the chunks that this decision loads, loads
+        no chunk, and finds no chunk that this decision has not found.
         """
         return (
             self.loaded > 0

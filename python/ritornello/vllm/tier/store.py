@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum duration of a lease, which lasts from a lookup to the end of its load.
+# Maximum duration of a lease, which lasts from a lookup to the end of its load or, without a load,
+# to the end of the step.
 LEASE_SECONDS = 60.0
 # Minimum deadline of a load; a long load may take up to 60 seconds (`Store.time_limit`). A load
 # that takes longer is assumed to be slower than computing.

@@ -35,7 +35,7 @@ class StoreLookups:
         """Returns whether the chunk is stored, and leases it. If this process owns the store, one
         lookup in a chained group also answers for the consecutive chunks after the key, up to the
         first miss. If another process owns the store, returns `PENDING`: `batch_lookup`, on a
-        thread that may block, finds the answer.
+        thread that may block, finds the answer. Returns `MISS` while the store is out of use.
         """
         if not self._store.answers_at_once():
             return LookupAnswer.MISS if self._store.broken else LookupAnswer.PENDING

@@ -188,7 +188,8 @@ class Tier:
         """Starts a job that fills the rows of `transfer` in the host tier from the store."""
         context: Context = transfer.req_context
         keys, state = list(transfer.keys), self._peek_state(context)
-        # The load takes over the leases that lookups of its request acquired in this step.
+        # The load takes over the leases that lookups of its request acquired and that are not
+        # released yet.
         leases: list[Any] = []
         while state.leases:
             leases.append(state.leases.popleft())

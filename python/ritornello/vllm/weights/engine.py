@@ -1,9 +1,9 @@
 """Wraps methods of vLLM's engine core, in the scheduler's process.
 
 All calls to workers and all resets of the prefix cache pass through the engine core, one at a time,
-never while it schedules a step. After a call, before the next step is scheduled, every worker
-checks its weights. Workers also check their weights before a reset, so that the epoch that begins
-with the reset covers the changes that they find.
+never while it schedules a step. After a call of one of `CALL_METHODS`, before the next step is
+scheduled, every worker checks its weights. Workers also check their weights before a reset, so that
+the epoch that begins with the reset covers the changes that they find.
 """
 
 import functools

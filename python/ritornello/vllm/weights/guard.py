@@ -11,11 +11,12 @@ logger = logging.getLogger("vllm.ritornello")
 
 class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
-    `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and call
-    `cover`. `owner`: Ritornello's connector if it copies pages itself (`CpuPath`, `DevicePath`),
-    else None. If vLLM calls `owner` directly, and not inside a `MultiConnector`, no other connector
-    keeps KV, so a reset of the prefix cache alone begins an epoch. `covered`: the counts of changes
-    when the current epoch began; workers compare their counts with `covered`.
+    `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch if the
+    weights changed, and call `cover`. `owner`: Ritornello's connector if it copies pages itself
+    (`CpuPath`, `DevicePath`), else None. If vLLM calls `owner` directly, and not inside a
+    `MultiConnector`, no other connector keeps KV, so a reset of the prefix cache alone begins an
+    epoch. `covered`: the counts of changes when the current epoch began; workers compare their
+    counts with `covered`.
     """
 
     def __init__(self) -> None:
