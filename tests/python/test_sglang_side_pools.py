@@ -190,7 +190,7 @@ def test_windows_of_this_machine_need_no_remote(machine: Machine, counted: str) 
     assert Counted.asked == []
 
 
-def test_missing_page_bounds_whole_pools(machine: Machine) -> None:
+def test_missing_page_of_indexer_bounds_prefix(machine: Machine) -> None:
     one, two = machine("one"), machine("two")
     fill(one, [9, 22, 39], [*range(25), *range(26, 40)])
     found = find(two, STATE, INDEXER)
