@@ -58,7 +58,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the time limit after which a lookup looks up no further attention windows, because a
+    """Raises the time limit after which a lookup searches no further windows and states, because a
     slow machine could exceed it.
     """
     monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
