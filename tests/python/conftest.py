@@ -34,8 +34,8 @@ def core_log(caplog: pytest.LogCaptureFixture) -> CoreLog:
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
-    """Returns a function that makes a store as connectors do, at `tmp_path/kv`, and closes these
-    stores after the test.
+    """Returns a function that makes a store as connectors do, at `tmp_path/kv`. The stores that it
+    made are closed after the test.
     """
     fail_safes: list[FailSafeStore] = []
 
@@ -53,7 +53,7 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
 @pytest.fixture
 def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
     """Returns a function that makes a loop device with a file system, given a name, the size in MiB
-    and the kind of file system, and frees these devices after the test.
+    and the kind of file system. The devices that it made are freed after the test.
     """
     with or_skip():
         check_disks()

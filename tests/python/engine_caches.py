@@ -71,8 +71,8 @@ class EngineCache(ABC):
 
     @abstractmethod
     def put(self, keys: Sequence[bytes], contents: Sequence[bytes] | None = None) -> int:
-        """Stores pages under `keys`, and returns their number. The bytes of the pages follow from
-        the keys `contents`, by default from `keys`.
+        """Puts pages under `keys`, and returns the number of pages that were stored. The bytes of
+        the pages follow from the keys `contents`, by default from `keys`.
         """
 
     @abstractmethod

@@ -17,11 +17,11 @@ Told = TypeVar("Told")
 class FakeOpenAI:
     """The server. `prefill_s` is the delay of an answer's first token, `gap_s` the delay of each
     further token, in seconds. The tokens of an answer depend only on the prompt and, for text, on
-    the hash seed of the Python process. With `ids` answers contain token ids if the request asks
-    for them. With `usage` answers end with their numbers of tokens. With `metrics` the server
-    serves `/metrics`. With `breaks_after` the server closes the connection after this number of
-    tokens. The server answers a request for a completion with the status `fails`, or with the bytes
-    `sends`, if one of them is set.
+    the hash seed of the Python process; the request sets their number. With `ids` answers contain
+    token ids if the request asks for them. With `usage` answers end with the numbers of tokens of
+    the prompt and of the answer. With `metrics` the server serves `/metrics`. With `breaks_after`
+    the server closes the connection after this number of tokens. The server answers a request for
+    a completion with the status `fails`, or with the bytes `sends`, if one of them is set.
     """
 
     prefill_s: float = 0.0

@@ -305,7 +305,7 @@ def test_charts_are_drawn_for_every_history(tmp_path: Path) -> None:
     assert "<svg" in target.read_text()
 
 
-def test_missing_comparison_claims_nothing() -> None:
+def test_row_without_runs_to_compare_has_no_ratios() -> None:
     (row,) = report((LIMITED, measured(1.0, disk=5))).rows()
     assert row.over_alone is None
     assert row.over_host is None

@@ -186,8 +186,8 @@ get(fill(where), [3, 4])
 
 @pytest.mark.parametrize("levels", ["warn", "warn,json"])
 def test_forked_child_logs_to_stderr(where: Path, levels: str) -> None:
-    """During the fork a thread of the parent logs: the child inherits the locks that it holds. The
-    child runs the functions that are registered with `atexit`.
+    """During the fork a thread of the parent logs: the child inherits the locks that this thread
+    holds. The child runs the functions that are registered with `atexit`.
     """
     lines = log_of(
         where,

@@ -29,7 +29,7 @@ if os.environ.get("RITORNELLO_TEST_DEVICE") != "emulated":
     pytest.skip("these tests need an emulated device: `make test-device`", allow_module_level=True)
 
 # Bytes of pinned memory. A save moves its pages in windows of at most an eighth of this memory, a
-# load in windows of at most a sixteenth.
+# load in windows of at most a twentieth; a page that is longer is a window alone.
 STAGING = 8 << 20
 # Maximum bytes of a save's window.
 WINDOW = STAGING // 8
@@ -87,8 +87,8 @@ def separate(piece: int, blocks: int = BLOCKS) -> Tensors:
 
 
 def planes(piece: int, blocks: int = BLOCKS) -> Tensors:
-    """One tensor for each layer, with the keys of all blocks before the values: `piece` bytes for
-    the keys, and for the values, of each block.
+    """One tensor for each layer, with the keys of all blocks before the values of all blocks. Each
+    block has `piece` bytes of keys and `piece` bytes of values.
     """
     arrays = [_random((2, blocks, piece), layer) for layer in range(LAYERS)]
     return Tensors(arrays, [plane for array in arrays for plane in array])
@@ -396,7 +396,7 @@ def test_pages_of_host_memory_load_into_blocks(device: rt.Device, store: rt.Stor
 def test_only_leading_pages_are_delivered(device: rt.Device, store: rt.Store) -> None:
     memory, blocks = large()
     pages = memory.pool(device).pages(blocks)
-    # The stored pages end inside a window of the load, a sixteenth of the pinned memory.
+    # The stored pages end inside a window of the load, a twentieth of the pinned memory.
     stored = 5 * (WINDOW // PAGE) + 4
     for name, chained in (("chained", True), ("single", False)):
         scope = rt.Scope.opaque(name, PAGE, chained=chained)

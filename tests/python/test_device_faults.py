@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "crates/device/tests/fake/libcuda.cpp"
 HERE = str(Path(__file__).parent)
 
-# Makes a worker of one KV cache group over memory of the fake device, with a store at a path.
+# Defines `make`: a worker of one KV cache group over the array `memory`, with a store at `path`.
 MAKER = """
 import ctypes, logging, os, sys, time
 import numpy as np
@@ -62,7 +62,7 @@ def make(memory, path):
     made = WorkerSide(store, BLOCKS, [(list(LAYERS), 2)], meter, memory=device)
     return array, caches, store, made
 """
-# A worker with a store at sys.argv[1].
+# A worker over memory of the fake device, with a store at sys.argv[1].
 WORKER = (
     MAKER
     + """
@@ -136,8 +136,8 @@ def test_engine_runs_without_a_device_that_cannot_be_opened(
     assert "({'a'}, {'a'}) {1, 2}" in said
 
 
-# The device fails in the middle of a load. The load, and later loads and saves, fail; the store
-# stays in use.
+# After one load the device fails at its next move, the first move of load "b". This load, the save
+# of its step, and all later loads and saves fail; the store stays in use.
 FAILS = """
 made.register(caches)
 assert made.facts().groups, made.facts()

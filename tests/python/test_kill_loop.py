@@ -137,8 +137,8 @@ class Loop:
                 self.flushed[int(words[1])] = int(words[2])
 
     def check(self, names: list[int], *, evicts: bool) -> None:
-        """Opens the store and checks that the sequences `names`, which were flushed, have the right
-        bytes and, unless the store `evicts`, are complete.
+        """Opens the store and checks the sequences `names`, which were flushed: all bytes that are
+        read are right and, unless the store `evicts`, all flushed pages are read.
         """
         with rt.Store.open(self.paths, capacity=self.capacity, segment_bytes=4 << 20) as store:
             for name in names:
@@ -347,8 +347,8 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))
     words = [sys.executable, "-c", code, str(loop.path), str(loop.next)]
-    # In about half of the calls this process owns the store, so that the killed witness is a
-    # client; in the others the witness may be the owner.
+    # In about half of the calls this process owns the store, and the killed witness is a client; in
+    # the other calls the witness is the owner, because no other process uses the store.
     owner = None
     if rng.random() < 0.5:
         owner = rt.Store.open(loop.path, capacity=FULL, segment_bytes=SEGMENT)
@@ -444,7 +444,7 @@ def segments(root: Path) -> list[Path]:
 
 
 def blocks(root: Path) -> int:
-    """Returns the allocated bytes of all files below `root`."""
+    """Returns the allocated bytes of all files and directories below `root`."""
     total = 0
     for path in root.rglob("*"):
         try:
@@ -512,8 +512,8 @@ def test_kills_during_capacity_changes_damage_no_page(tmp_path: Path) -> None:
 
 
 def read(store: rt.Store, names: range) -> int:
-    """Reads sequences of six pages each, and checks the bytes. Returns the sum of the numbers of
-    leading pages that are stored of each sequence.
+    """Reads sequences of six pages each, and checks the bytes. Returns how many pages of all
+    sequences were read: of each sequence, the leading pages up to the first missing page.
     """
     came = 0
     for name in names:

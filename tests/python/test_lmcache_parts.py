@@ -432,7 +432,7 @@ class Runs(NamedTuple):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 100])
-def test_listing_pages_are_complete(limit: int) -> None:
+def test_paged_listing_returns_every_object_once(limit: int) -> None:
     keys = [name_of(number).key for number in range(20)]
     runs = Runs([keys[:1], keys[1:8], keys[8:9], keys[9:20]])
     held = [(FAMILY, scope_of(FAMILY, ObjectFormat(nbytes), ""), 20) for nbytes in (4096, 8192)]

@@ -45,7 +45,7 @@ def group_of(keys: Sequence[bytes]) -> list[Group]:
         (["file:///mnt/kv"], "needs a disk"),
     ],
 )
-def test_other_tiers_are_refused_in_one_line(tiers: list[str], advice: str) -> None:
+def test_unusable_tier_lists_are_refused_in_one_line(tiers: list[str], advice: str) -> None:
     with pytest.raises(ValueError, match=advice) as refused:
         Settings.parse({"tiers": tiers})
     assert "\n" not in str(refused.value)

@@ -242,9 +242,9 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
             assert time.monotonic() < mounted + 20, answer
             time.sleep(0.05)
         assert (root / "disk" / "kv" / "MANIFEST").exists()
-        # After the unmount the path leads to the file system of the chroot. The mount of this file
-        # system is older than the process, so no disk was mounted over the store, and the store
-        # stays open.
+        # After the unmount the path leads to the file system of the chroot. The store counts the
+        # mount of this file system, which the kernel does not list, as older than the store's
+        # opening: no disk was mounted over the store, so the store stays open.
         command("umount", "--lazy", root / "disk")
         time.sleep(3)
         assert child.ask() == "0 True", "the engine must keep its store after an unmount"

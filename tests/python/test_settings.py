@@ -1,4 +1,4 @@
-"""Settings of a scope and options of a put: codecs, quotas, retention, a write budget."""
+"""Settings of a scope (codec, quota, retention), retention by puts, and a store's write budget."""
 
 import math
 import subprocess

@@ -112,7 +112,7 @@ def test_closed_store_is_not_called(quiet: SGLangStore, meter: RateMeter) -> Non
     assert not quiet.open()
 
 
-def test_rates_are_bounded_and_taken_once() -> None:
+def test_recorded_rates_are_limited_in_number_and_taken_once() -> None:
     meter = RateMeter()
     for _ in range(RATES_MAX + 5):
         meter.moved("loaded", 2, 500, 0.001)

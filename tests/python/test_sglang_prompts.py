@@ -80,7 +80,7 @@ def classes() -> tuple[Any, Any]:
     return Cache, Controller
 
 
-def test_lookup_passes_all_keys_before() -> None:
+def test_lookup_passes_all_keys_before_its_pages() -> None:
     cache, controller = classes()
     watching = Prompts()
     assert watching.watch(cache, controller) == ""
@@ -197,7 +197,7 @@ def test_prefill_of_one_request_is_measured(watched: Any) -> None:
         ({"draft": True}, step("EXTEND", [8])),
     ],
 )
-def test_other_steps_are_not_measured(watched: Any, runner: Any, batch: Any) -> None:
+def test_unsuitable_steps_are_not_measured(watched: Any, runner: Any, batch: Any) -> None:
     kind, told = watched
     kind(**runner).forward(batch)
     assert told == []

@@ -58,7 +58,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the time limit after which a lookup looks up no further attention windows, because a
+    """Raises the time limit after which a lookup searches no further windows and states, because a
     slow machine could exceed it.
     """
     monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
@@ -190,7 +190,7 @@ def test_windows_of_this_machine_need_no_remote(machine: Machine, counted: str) 
     assert Counted.asked == []
 
 
-def test_missing_page_bounds_whole_pools(machine: Machine) -> None:
+def test_missing_page_of_indexer_bounds_prefix(machine: Machine) -> None:
     one, two = machine("one"), machine("two")
     fill(one, [9, 22, 39], [*range(25), *range(26, 40)])
     found = find(two, STATE, INDEXER)

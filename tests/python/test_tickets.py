@@ -120,7 +120,7 @@ def test_get_after_its_deadline_delivers_no_page(store: rt.Store) -> None:
 
 def test_long_transfers_have_longer_limits(store: rt.Store) -> None:
     assert store.time_limit(8 << 20, 10.0) == 10.0
-    # Before the store has measured its rate, the limit assumes 16 MiB/s.
+    # Before the store has measured a volume, the limit is four times the time at 64 MiB/s.
     assert store.time_limit(512 << 20, 10.0) == 32.0
     assert store.time_limit(8 << 30, 10.0, put=True) == 60.0
     with pytest.raises(rt.errors.InvalidError, match="least"):

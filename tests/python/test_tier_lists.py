@@ -87,5 +87,5 @@ def test_host_tier_on_cpus_is_accepted(tiers: list[str]) -> None:
         (["disc /kv 1GiB"], "or a remote"),
     ],
 )
-def test_other_lists_are_refused(engine: str, tiers: list[str], advice: str) -> None:
+def test_unusable_lists_are_refused_with_advice(engine: str, tiers: list[str], advice: str) -> None:
     assert advice in refusal(engine, tiers)

@@ -90,7 +90,7 @@ def test_worker_holds_its_share_of_heads(
     assert [heads_of(rank, ranks, kv_heads) for rank in range(ranks)] == heads
 
 
-def test_head_ranges_depend_on_model_alone() -> None:
+def test_shared_head_ranges_do_not_depend_on_ranks() -> None:
     for kv_heads in (1, 2, 3, 8, 32):
         made = {
             head_ranges_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True) for ranks in (1, 2, 4)

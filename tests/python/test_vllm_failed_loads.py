@@ -32,7 +32,7 @@ def windowed() -> tuple[Shared, Any, Any]:
     return blocks, lent, other
 
 
-def test_window_hides_no_failed_block() -> None:
+def test_failed_block_outside_window_prevents_saves() -> None:
     store = FakeStore()
     blocks, lent, other = windowed()
     side = alone(store, blocks, identity(WINDOW))
@@ -53,7 +53,7 @@ def test_window_hides_no_failed_block() -> None:
     assert not [save for save in second.saves if save.request == "s"]
 
 
-def test_window_hides_no_foreign_failed_block() -> None:
+def test_foreign_failed_block_outside_window_prevents_saves() -> None:
     blocks, lent, other = windowed()
     side = composed(blocks, WINDOW)
     admit(side, lent, 2 * TOKENS)
@@ -68,7 +68,7 @@ def test_window_hides_no_foreign_failed_block() -> None:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_finished_load_keeps_shared_failure(beside: bool) -> None:
+def test_complete_load_does_not_repair_shared_failed_block(beside: bool) -> None:
     """A step waits for the load of block 101 for request "r", and the load fails. Requests "a" and
     "b" have this block from vLLM's cache, and load further blocks asynchronously. vLLM recomputes
     block 101 for "a", whose load is not complete, and considers the block valid for "b", whose load

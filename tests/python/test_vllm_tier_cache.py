@@ -38,8 +38,8 @@ def remote() -> Iterator[type[Held]]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the time limit after which a lookup asks the remote for no further attention windows,
-    because a slow machine could exceed it.
+    """Raises the time limit after which a request asks the remote for no further windows and
+    states, because a slow machine could exceed it.
     """
     monkeypatch.setattr(cache_lookups, "WINDOWS_SECONDS", 600.0)
 

@@ -24,7 +24,7 @@ WINDOW = offload_keys("a", 8, group=1)
 
 
 class Noted:
-    """The decisions that a tier records, instead of the store."""
+    """Receives the decisions that a tier records, in place of the store."""
 
     def __init__(self, rig: TierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         self._noted: list[tuple[Any, ...]] = []

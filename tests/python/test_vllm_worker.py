@@ -222,7 +222,7 @@ def test_refused_pages_are_offered_again_unless_store_is_full(
     assert report.unsaved == [("a", 0, 1)]
 
 
-def test_save_counts_shortest_object(store: FakeStore, meter: StepMeter) -> None:
+def test_save_counts_only_pages_with_all_objects(store: FakeStore, meter: StepMeter) -> None:
     side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
     store.outcomes = [
         outcome(True, True, True),
@@ -240,7 +240,7 @@ def test_save_counts_shortest_object(store: FakeStore, meter: StepMeter) -> None
 
 
 @pytest.mark.parametrize("ok", [True, False])
-def test_save_without_one_object_counts_no_page(
+def test_save_refused_for_one_object_counts_no_page(
     store: FakeStore, meter: StepMeter, ok: bool
 ) -> None:
     side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))

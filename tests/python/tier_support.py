@@ -188,8 +188,8 @@ class TierHarness:
         return self.ended()
 
     def right(self, keys: Sequence[bytes], first: int = 32) -> list[bool]:
-        """Returns for each of `keys` whether its row, starting at row `first`, has the expected
-        bytes.
+        """Returns for each of `keys` whether its row has the expected bytes. The rows of `keys`
+        follow each other, beginning with row `first`.
         """
         expected = pages_of(keys, self.row_bytes)
         return [bool((self.host[first + i] == expected[i]).all()) for i in range(len(keys))]
@@ -201,9 +201,9 @@ class TierHarness:
         return done
 
     def leases(self) -> int:
-        """Returns the number of leases of the store or, with several tiers, of the disk tier's
-        store. With several tiers, waits at most a second for the leases of background writes to
-        end.
+        """Returns the number of leases of the store or, with the setting `tiers`, of the disk
+        tier's store. With `tiers`, waits at most a second until background writes have ended their
+        leases.
         """
         assert self.store._store is not None
         if not self.tier.has_tiers:

@@ -18,7 +18,7 @@ DOCUMENTED = set(
 
 
 def run(tool: str, *words: str | Path) -> str:
-    """Runs a tool, and fails if it fails. Returns its output."""
+    """Runs a tool, and asserts that the tool succeeds. Returns its output."""
     path = os.environ.get(tool.upper().replace("-", "_")) or shutil.which(tool)
     if not path:
         pytest.skip(f"{tool} is not installed")

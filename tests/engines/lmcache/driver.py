@@ -3,9 +3,10 @@
     python driver.py SPEC put|get COUNT [kill]
 
 SPEC is the value of LMCache's option `--l2-adapter`, in JSON. `put` writes COUNT objects to
-LMCache's memory (L1), and waits until the store (L2) has them; `get` prefetches them and compares
-every byte. Prints the counts that `put` or `get` returns as one line of JSON. `kill`: the process
-ends itself by SIGKILL.
+LMCache's memory (L1), and waits until the store (L2) has them, at most a minute. `get` prefetches
+COUNT objects and compares the values of all objects found. Prints the counts that `put` or `get`
+returns as one line of JSON. `kill`: the process ends itself by SIGKILL, at least five seconds after
+this line.
 """
 
 import json

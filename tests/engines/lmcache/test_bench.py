@@ -12,8 +12,8 @@ PROGRAM = Path(sys.executable).parent / "lmcache"
 
 @pytest.mark.parametrize("kib", [256, 100])
 def test_lmcache_bench_l2_serves_every_object(adapter_kind: AdapterKind, kib: int) -> None:
-    # By default a store refuses hashes shorter than 32 bytes, because weak hashes are short. The
-    # benchmark's hashes have 16 bytes.
+    # Our adapter and our client refuse hashes shorter than 32 bytes, unless the store's policy
+    # permits weak hashes. The benchmark's hashes have 16 bytes.
     adapter_kind.path.mkdir(parents=True)
     (adapter_kind.path / "policy.toml").write_text("allow_weak_hashes = true")
     command = [

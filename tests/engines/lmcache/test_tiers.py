@@ -106,8 +106,8 @@ def test_results_of_aborted_lookups_are_dropped(tmp_path: Path, memory: Memory) 
 def test_pending_lookup_of_aborted_request_leaves_no_lease(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMCache aborts a request while the remote loads its pages, and never asks for the result of
-    its lookup. The lookup still ends, and its leases expire.
+    """LMCache aborts a request while its lookup waits for the remote, and never asks for the result
+    of the lookup. The lookup still ends, and its leases expire.
     """
     monkeypatch.setattr("ritornello.lmcache.adapter.LEASE_SECONDS", 1.0)
     keys = keys_of(4)

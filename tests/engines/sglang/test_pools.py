@@ -366,7 +366,7 @@ def test_stats_have_sglang_type(attach: Attach) -> None:
 
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The state of this process's weight updates, restored after the test."""
+    """The record of this process's weight updates: emptied for the test, and restored after it."""
     for name in ("epoch", "flushed"):
         monkeypatch.setattr(known, name, b"")
     return known

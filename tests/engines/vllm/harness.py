@@ -77,7 +77,7 @@ class Engine:
             ):
                 sleep(0.001)
             if side and side._store._settings.tiers and side._store._store:
-                # With several tiers, also wait until the lower tiers have the pages.
+                # With the setting `tiers`, also wait until the lower tiers have the pages.
                 side._store._store.flush()
 
         self.llm.collective_rpc(wait_for_saves, timeout=60)

@@ -174,8 +174,8 @@ def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
             return int(store.stats()["retained_bytes"])
 
     def grown(before: int) -> int:
-        """Waits, at most 30 seconds, until more than `before` bytes are retained: the store updates
-        the number of retained bytes in the background. Returns this number.
+        """Waits, at most 30 seconds, until more than `before` bytes are retained: the puts that
+        retain pages run in the background. Returns the number of retained bytes.
         """
         deadline = monotonic() + 30
         while (now := retained()) <= before and monotonic() < deadline:
@@ -220,7 +220,7 @@ def test_raising_store_costs_hits_only(engine: Engine, monkeypatch: pytest.Monke
     assert engine.ask(asked)[0].num_cached_tokens == CLAIMED
 
 
-def test_counters_match_events(engine: Engine) -> None:
+def test_page_counters_match_lookups_loads_and_saves(engine: Engine) -> None:
     names = ("probed_pages", "hit_pages", "loaded_pages", "saved_pages", "steps", "errors")
 
     def counts() -> dict[str, float]:

@@ -36,8 +36,8 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 class HeldEngine(TierEngine):
-    """An engine that can move chunks to the remote: after `keep_on_remote` the chunks of all
-    prompts are on the remote only.
+    """An engine that can move chunks to the remote: after `keep_on_remote` the chunks of this
+    program's prompts are on the remote only.
     """
 
     def __init__(self, model: str, folder: str) -> None:

@@ -88,9 +88,8 @@ def test_chunks_of_earlier_weights_are_not_loaded(runs: list[dict[str, Any]]) ->
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_chunks_contain_kv_of_draft_model(tmp_path: Path) -> None:
-    """Two engines run in turn, each of which asks for the prompt twice. The draft model is the
-    target model, so that drafts are accepted if their KV is right. `test_model_kinds` has other
-    drafts.
+    """Two engines run in turn, and each answers the prompt twice. The draft model is the target
+    model, so that drafts are accepted if their KV is right. `test_model_kinds` has other drafts.
     """
     model = shared_model("tiny")
     drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
