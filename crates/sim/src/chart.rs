@@ -21,8 +21,8 @@ const COLOURS: [&str; 7] =
 /// Colour of Belady's bound, which is drawn dashed.
 const GREY: &str = "#888888";
 
-/// Draws the hit rate over the capacity (logarithmic) of each policy. Without rows the document has
-/// no panels.
+/// Draws for each policy the hit rate over the capacity, on a logarithmic axis of capacities.
+/// Without rows the document has no panels.
 #[must_use]
 pub fn chart(rows: &[Row]) -> String {
     let traces = distinct(rows.iter().map(|row| row.trace.as_str()));

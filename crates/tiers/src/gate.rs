@@ -17,7 +17,7 @@ const OBSERVATION_WEIGHT: f64 = 0.2;
 /// drive.
 const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
 /// Weight of [`INITIAL_BYTES_PER_SECOND`] in the average with measured loads, in which a long load
-/// has weight 1. The weight is low, so that the first measured load outweighs the assumption.
+/// has almost weight 1. The weight is low, so that the first long load outweighs the assumption.
 const INITIAL_CONFIDENCE: f64 = 0.1;
 /// Factor by which a tier's estimated speed rises for each second since its last load, for at most
 /// 600 seconds.
@@ -30,7 +30,8 @@ const MIN_GAIN: f64 = 0.05;
 /// The decisions that the gate may make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
-    /// Load or compute, whichever is faster.
+    /// Load the leading pages that save most time, if they save more than 5 % of the time to
+    /// compute; otherwise compute.
     #[default]
     Auto,
     /// Load all found pages.
@@ -87,7 +88,8 @@ pub struct LoadQuery<'a> {
 pub struct LoadDecision {
     /// Number of leading found pages to load.
     pub pages: usize,
-    /// Estimated time to load [`pages`](Self::pages).
+    /// Estimated time to load [`pages`](Self::pages). Before the first prefill was recorded, all
+    /// times of the decision are zero.
     pub load: Duration,
     /// Estimated time to compute the tokens after the loaded pages.
     pub compute: Duration,

@@ -114,8 +114,7 @@ fn unmounted_remote_costs_hits_and_is_counted() {
 }
 
 /// The owner of the lowest local tier counts the gate's decisions, the calls of the remote, and the
-/// openings and open time of its circuit breaker. The counts
-/// remain after the cache ended.
+/// openings and open time of its circuit breaker. The counts remain after the cache ended.
 #[test]
 fn owner_counts_gate_remote_and_breaker() {
     let prompt = keys(1, 0, 40);
@@ -208,7 +207,7 @@ fn lookup_waits_briefly_for_hanging_remote() {
     let find = || cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!(find().readiness, Readiness::Querying);
     until("the lookup is ready", || find().readiness == Readiness::Ready);
-    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "a hanging query must not fail");
+    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the prefetch must outlast the lookup");
     remote.set_fault(BackendFault::None);
 }
 
@@ -252,8 +251,8 @@ fn shared_prefix_is_fetched_once() {
     find_once(&cache, &b);
     assert_eq!((find(&cache, &a).local, find(&cache, &b).local), (320, 320));
     assert!(reads(&cache, &a, 0) && reads(&cache, &b, 0));
-    // An object of pages that the prompts share was fetched once. An object that also holds pages
-    // in which the prompts differ was fetched for each prompt.
+    // The 300 pages that the prompts share were fetched once, and 20 further pages for each prompt.
+    // At most ten of the shared pages were fetched for both prompts.
     let pages = cache.stats().unwrap().prefetch.pages;
     assert!((340..=350).contains(&pages), "{pages}");
 }

@@ -318,8 +318,8 @@ fn remote_that_refuses_all_objects_ends_the_write() {
     cache.flush().unwrap();
     let stats = tier(&cache, "remote");
     assert_eq!((stats.written_pages, stats.dropped_pages), (0, 100));
-    // When four objects have failed, up to four further writes have begun. Each of these eight
-    // writes is tried at most three times.
+    // When four objects have failed, at most four further writes have begun. Each of these at most
+    // eight writes is tried at most three times.
     let sets = remote.sets.load(Relaxed);
     assert!(sets <= (4 + 4) * 3, "{sets} attempts for 100 objects");
 }

@@ -342,8 +342,8 @@ impl Drop for Cache {
             }
         } else {
             // In a forked child closing would wait for threads and locks that do not exist there.
-            // Leaked references to the prefetcher and the promotions, which refer to all other
-            // parts, keep the whole cache from being dropped.
+            // Leaked references to the prefetcher and the promotions, which refer to the tiers and
+            // all writers, keep these parts from being dropped.
             std::mem::forget((Arc::clone(&self.prefetcher), Arc::clone(&self.promotions)));
         }
     }

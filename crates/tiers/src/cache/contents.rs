@@ -120,7 +120,8 @@ impl Cache {
         self.on_each(|tier| tier.store().drop_scope(scope))
     }
 
-    /// Lists the scopes of the lowest local tier in order of registration, with their contents.
+    /// Lists the scopes of the lowest local tier in order of registration, each with the number and
+    /// the bytes on disk of its pages.
     ///
     /// # Errors
     /// `Closed`; errors of the tier's store.

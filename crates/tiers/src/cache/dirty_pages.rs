@@ -85,12 +85,11 @@ impl DirtyPages {
     }
 
     /// Takes dirty pages of one prompt, which the caller then writes. `victim` holds consecutive
-    /// pages of the prompt: pages that the page table chose to evict, or one dirty page that the
-    /// table no longer has. Returns the prompt up to the last recorded page of `victim`, and the
-    /// range of pages to write. The range starts at the first dirty page of `victim`, or with
-    /// `whole` at the first dirty page of the prompt, and ends with the returned prompt. Returns
-    /// `None` if there is no such dirty page, or the prompt cannot be reconstructed. Pages in the
-    /// range are marked clean.
+    /// pages of the prompt: pages that the page table chose to evict, or one sampled dirty page.
+    /// Returns the prompt up to the last recorded page of `victim`, and the range of pages to
+    /// write. The range starts at the first dirty page of `victim`, or with `whole` at the first
+    /// dirty page of the prompt, and ends with the returned prompt. Returns `None` if there is no
+    /// such dirty page, or the prompt cannot be reconstructed. Pages in the range are marked clean.
     pub(super) fn take_prompt(
         &self,
         victim: &[PageHash],

@@ -104,8 +104,8 @@ impl Fetch<'_> {
         }
         let (mut left, mut failed) = (wanted.to_vec(), 0);
         let step = self.step_pages();
-        // Wait for pages that another prefetch is fetching as long as one step of this prefetch may
-        // take.
+        // End this prefetch if it stores no page for the time that one of its steps may take, for
+        // example while another prefetch claims the pages.
         let others_timeout = time_limit(all.bytes(wanted.len().min(step)), READ_TIMEOUT, None);
         let mut until = Instant::now() + others_timeout;
         while !left.is_empty() && Instant::now() < until && !job.is_cancelled() {

@@ -67,11 +67,11 @@ impl LoadGate {
 
     /// Returns the number of leading pages that the engine has after the load, including pages that
     /// it already holds (zero if the decision is to load nothing), and the decision. Returns `None`
-    /// if `options.page_tokens` is zero, no prefill was recorded yet, or the engine already
-    /// holds all pages of `found`. `page_bytes` is the length in bytes of a page in the scope of
-    /// the lookup: a lower bound of the bytes to load per page, because `options` may count parts
-    /// of the page in other scopes too. `queued` holds the bytes that wait to be loaded from each
-    /// tier.
+    /// if `options.page_tokens` is zero, `options.tokens` does not exceed `options.computed`, no
+    /// prefill was recorded yet, or the engine already holds all pages of `found`. `page_bytes` is
+    /// the length in bytes of a page in the scope of the lookup: a lower bound of the bytes to load
+    /// per page, because `options` may count parts of the page in other scopes too. `queued` holds
+    /// the bytes that wait to be loaded from each tier.
     pub(super) fn decide(
         &self,
         page_bytes: u64,

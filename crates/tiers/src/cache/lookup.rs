@@ -84,7 +84,8 @@ pub struct Lookup {
     /// [`Loading`](Readiness::Loading).
     pub progress: (usize, usize),
     /// The gate's decision; `None` while the answer is not final, and if the lookup skipped the
-    /// gate, no prefill was recorded yet, or no page was found that the engine lacks.
+    /// gate, no prefill was recorded yet, the prompt has no tokens after
+    /// [`LookupOptions::computed`], or no page was found that the engine lacks.
     pub decision: Option<LoadDecision>,
     /// Leases to release after the pages are loaded; unreleased leases expire.
     pub leases: Vec<TierLease>,

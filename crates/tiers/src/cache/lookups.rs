@@ -111,7 +111,8 @@ impl Lookups {
     }
 
     /// Returns the answer to a lookup of `pages` pages that the caller must repeat. Returns `None`
-    /// if the prefetch `job` is done, or has run for as long as the policy lets a lookup wait.
+    /// if the prefetch `job` is done, or has been queued and running for as long as the policy lets
+    /// a lookup wait.
     fn pending_answer(
         &self,
         pages: usize,
@@ -147,8 +148,8 @@ impl Lookups {
         })
     }
 
-    /// Counts the lookup, and queues writes of pages that were found often enough for a tier with a
-    /// selective write policy.
+    /// Counts the lookup, records in the page table where the pages were found, and queues writes
+    /// to tiers with a selective write policy of the pages that were found often enough.
     fn record(&self, pages: &PromptPages, spans: &[TierSpan], prefix: &LocalPrefix) {
         self.probed.add(pages.len() as u64);
         let mut at = 0;

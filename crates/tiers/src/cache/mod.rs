@@ -15,11 +15,11 @@
 //! tier's time at once; a put, a fetch from the remote, and the storing of fetched pages reserve
 //! all the time that they take. Background work drops pages that it cannot write within the limits
 //! of its queue and its deadlines, and counts them as `dropped_pages`. A put's ticket reports pages
-//! as stored only if they are on the first tier, not if they were spilled. Pages that are neither
-//! on the first tier nor spilled count as `lost_pages` of each lower tier that should write them. A
-//! faulty tier causes misses, and never delivers wrong bytes: a read returns the bytes that were
-//! put or, in scopes with the lossy codecs `int8` and `int4`, the values as the codec has rounded
-//! them.
+//! as stored only if they are on the first tier, not if they were spilled. Pages that a lower tier
+//! should write, and that were neither found on a tier above nor spilled, count as its
+//! `lost_pages`. A faulty tier causes misses, and never delivers wrong bytes: a read returns the
+//! bytes that were put or, in scopes with the lossy codecs `int8` and `int4`, the values as the
+//! codec has rounded them.
 //!
 //! **Parts.** Each part has a separate state, with locks and threads if it needs them, and knows
 //! only the parts listed below it:

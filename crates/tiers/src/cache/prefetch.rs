@@ -100,12 +100,14 @@ impl Prefetch {
         *self.expected.lock() = expected;
     }
 
-    /// Keeps a lease on fetched pages until the outcome is taken or the lease expires.
+    /// Keeps a lease on fetched pages until [`take_fetched`](Self::take_fetched) takes it, or the
+    /// lease expires.
     pub(super) fn keep(&self, lease: LeaseNumber) {
         self.kept.lock().push(lease);
     }
 
-    /// Takes the number of pages fetched, which is reported once, and the leases on them.
+    /// Takes the number of pages fetched, which is reported once (zero before the prefetch has
+    /// ended), and the leases on pages fetched so far.
     pub(super) fn take_fetched(&self) -> (usize, Vec<LeaseNumber>) {
         let fetched = match &mut *self.stage.lock() {
             Stage::Done { fetched, .. } => {
@@ -124,7 +126,8 @@ impl Prefetch {
     }
 
     /// Bytes on the first tier that are reserved for this prompt, in all scopes that hold parts of
-    /// its pages: pages in transfer, and fetched pages until a lookup takes them.
+    /// its pages: all pages to fetch while the prefetch runs, then the fetched pages until a lookup
+    /// takes them, for at most [`KEEP_FOR`].
     pub(super) fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,

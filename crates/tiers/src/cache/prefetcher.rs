@@ -119,7 +119,8 @@ impl Prefetcher {
         true
     }
 
-    /// Takes the number of pages fetched, which is reported once, and releases the leases on them.
+    /// Takes the number of pages fetched, which is reported once (zero before the prefetch has
+    /// ended), and releases the leases on pages fetched so far.
     pub(super) fn take_fetched(&self, job: &Prefetch) -> usize {
         let (fetched, leases) = job.take_fetched();
         for lease in leases {

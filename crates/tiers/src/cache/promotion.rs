@@ -37,7 +37,8 @@ impl Promotions {
         Self { writer: (tiers.local.len() > 1).then(writer) }
     }
 
-    /// In a chained scope, queues promotions of the pages in `requested` that were found on disk.
+    /// In a chained scope, queues promotions of the pages in `requested` that were found on disk,
+    /// unless promotions pause ([`RETRY_AFTER`]).
     pub(super) fn promote(&self, pages: &PromptPages, found: &[TierSpan], requested: Range<usize>) {
         let Some(writer) = self.writer.as_ref().filter(|_| pages.scope.chained) else { return };
         let mut end = 0;

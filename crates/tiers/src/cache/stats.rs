@@ -285,8 +285,8 @@ pub struct PrefetchStats {
     pub cancelled: u64,
     /// Prefetches without a page worth fetching, or without space on the first tier.
     pub not_worthwhile: u64,
-    /// Prefetches that got no answer from the remote; and prefetches, not cancelled, that could not
-    /// fetch a page or put it to the first tier.
+    /// Prefetches whose query of the remote failed or was not answered in time; and prefetches, not
+    /// cancelled, that could not fetch a page or put it to the first tier.
     pub failed: u64,
     /// Prefetches not started because too many prefetches were queued, because the outcomes of too
     /// many were kept for later lookups, or because no thread could be started.
@@ -315,7 +315,8 @@ pub struct GateStats {
     /// Total seconds of the loads whose time was reported.
     pub load_seconds: f64,
     /// Total seconds by which reported loads, plus the estimated time of computing the tokens after
-    /// the loaded pages, exceeded the estimated time of computing all tokens that the engine lacked.
+    /// the loaded pages, exceeded the estimated time of computing all tokens that the engine
+    /// lacked.
     pub regret_seconds: f64,
 }
 

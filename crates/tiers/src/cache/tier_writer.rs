@@ -30,14 +30,14 @@ const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum timeout of one write to a tier ([`time_limit`]), and timeout of one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum bytes copied to a local tier in one step.
+/// Maximum bytes copied to a local tier in one step; a longer page is a step alone.
 const COPY_BYTES: u64 = 8 << 20;
 /// Interval at which the worker of a write-back tier checks the used space of the tier above.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The writer of one tier. Pages that it cannot queue or write are counted as dropped or lost. Pages
-/// of jobs that are cancelled or closed while they wait are not counted, and pages of a job that is
-/// cancelled while it runs are not counted as dropped.
+/// The writer of one tier. Pages that it cannot queue or write are counted as dropped or lost.
+/// Pages of waiting jobs are not counted if the jobs are cancelled, or discarded because the queue
+/// closes. Pages of a job that is cancelled while it runs are not counted as dropped.
 #[derive(Debug)]
 pub(super) struct TierWriter {
     pub(super) to: Tier,
@@ -170,8 +170,8 @@ impl TierWriter {
         }
     }
 
-    /// Writes dirty pages to the tier while the tier above is nearly full and too many of its pages
-    /// are dirty.
+    /// If the tier above is nearly full, queues writes of dirty pages until the pages still dirty
+    /// are within the limit, or half of the queue's bytes are in use.
     fn write_back_if_full(self: &Arc<Self>) {
         let Some(write_back) = &self.write_back else { return };
         let Some(max) = write_back.max_dirty_bytes() else { return };

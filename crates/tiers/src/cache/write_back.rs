@@ -54,8 +54,8 @@ impl WriteBack {
         self.dirty.dirty_bytes()
     }
 
-    /// Returns the maximum bytes that may be dirty now; `None` while the tier above is not nearly
-    /// full.
+    /// Returns the maximum bytes that may be dirty now; `None` if there is no limit now, because no
+    /// page is dirty, or the tier above is not nearly full or does not answer.
     pub(super) fn max_dirty_bytes(&self) -> Option<u64> {
         let above = self.above().filter(|_| self.dirty_bytes() > 0)?;
         let stats = above.store().stats().ok()?;
@@ -88,7 +88,7 @@ impl WriteBack {
     /// Evicts pages that were written to the lower tier, and their descendants, from the tier
     /// above. Evicts nothing if the first page was found or put again, because a load of it is
     /// likely. Evicts nothing if the first page or a page after it is dirty, because the dirty page
-    /// is on no other tier and would be evicted too.
+    /// would be evicted too, before it is written.
     pub(super) fn evict_source(&self, pages: &PromptPages, range: Range<usize>) {
         let Some(above) = self.above().filter(|_| !range.is_empty()) else { return };
         let (table, first) = (&self.tiers.table, range.start..range.start + 1);

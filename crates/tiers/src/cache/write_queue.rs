@@ -20,7 +20,8 @@ pub(super) struct WriteQueue {
     bytes: Arc<AtomicU64>,
     state: ForkSafeLock<State>,
     /// The worker's thread. The worker takes jobs from `state` instead of the pool's queue, because
-    /// waiting jobs are merged, and because a worker without jobs still watches the tier above.
+    /// waiting jobs are merged, and because the worker of a write-back tier watches the tier above
+    /// while no job waits.
     thread: ThreadPool<Box<dyn FnOnce() + Send>>,
 }
 

@@ -26,11 +26,12 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
 
 type Outcome = std::result::Result<(), String>;
 
-/// Runs [`conformance`] on `backend`, then writes and reads pages with a [`RemoteTier`] over it,
-/// with every [`BackendFault`] injected. All names begin with `prefix`, which must end with a slash
-/// and which no other writer may use. Deletes the written values, if the backend can list and
-/// delete. The suite, and the test of each fault, fail if they take longer than `timeout`. If the
-/// backend cannot be reached, or the suite does not end in time, no further checks run.
+/// Runs [`conformance`] on `backend`. Then, for every [`BackendFault`], writes pages with a
+/// [`RemoteTier`] over it, and reads them while the fault is injected and after it ended. All names
+/// begin with `prefix`, which must end with a slash and which no other writer may use. Deletes the
+/// written values, if the backend can list and delete. The suite, and the test of each fault, fail
+/// if they take longer than `timeout`. If the backend cannot be reached, or the suite does not end
+/// in time, no further checks run.
 #[must_use]
 pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration) -> Vec<Check> {
     let mut checks = Vec::new();

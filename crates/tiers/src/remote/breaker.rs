@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 /// Consecutive failures that open the breaker.
 const FAILURES: u32 = 5;
-/// Time that the breaker stays open after failures. The time doubles when a trial call fails, up to
-/// [`LONGEST`]. A refusal opens a closed breaker for [`LONGEST`].
+/// Minimum time from the opening of the breaker by failures to the first trial call. The time
+/// doubles when a trial call fails or is refused, up to [`LONGEST`]. If a refusal opens the
+/// breaker, this time is [`LONGEST`].
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -40,7 +41,7 @@ pub(super) struct Breaker {
     pub(super) openings: u64,
     /// When the breaker opened, while it is open.
     opened: Option<Instant>,
-    /// Time that the breaker was open before it last closed.
+    /// Total time that the breaker was open, up to the last time that it closed.
     open_before: Duration,
 }
 
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_trial_is_replaced_after_limit() {
+    fn trial_without_outcome_is_replaced_after_longest_wait() {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         breaker.record(Regular, CallOutcome::Refused, start);
         let later = start + LONGEST;

@@ -28,8 +28,8 @@ pub struct RemoteCheck {
     /// Sealed objects whose key is not available, and the reason: neither counted as damaged nor
     /// removed.
     pub unknown_key: Vec<(String, String)>,
-    /// Objects read of which only the checksums were verified, because they have no seal, or because
-    /// no key was given.
+    /// Objects read of which only the checksums were verified, because they have no seal, or
+    /// because no key was given.
     pub unauthenticated: u64,
     /// Names of objects that could not be read, and the error: whether these objects are damaged is
     /// unknown.
@@ -44,8 +44,8 @@ pub struct RemoteCheck {
 /// called for every object.
 ///
 /// # Errors
-/// The last error of the remote after eight consecutive failures to read or remove an object; the
-/// first `Invalid` error, because it means that the backend lacks the operation.
+/// The last error of the remote after eight consecutive failures to read an object; the first
+/// `Invalid` error, because it means that the backend lacks the operation.
 pub fn fsck(
     backend: &dyn Backend,
     inventory: &Inventory,
@@ -86,8 +86,8 @@ pub fn fsck(
                 check.unknown_key.push((name, why));
                 continue;
             }
-            // A removal that fails does not end the check, unless it is the eighth failure in a
-            // row.
+            // A removal that fails does not end the check, unless the backend does not support
+            // deletion: the successful read before it has ended any series of failures.
             if repair && failures.tolerate(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }

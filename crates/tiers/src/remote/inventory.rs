@@ -1,5 +1,5 @@
 //! The contents of a remote, from its listing: objects of this format, objects of other formats,
-//! and unrecognized names.
+//! temporary values, and unrecognized names.
 
 use super::backend::{Backend, Listed};
 use super::directory::UNFINISHED;

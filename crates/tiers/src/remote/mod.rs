@@ -2,11 +2,11 @@
 //! store; three of its methods are required.
 //!
 //! Pages are packed into objects with a header: at most 8 MiB of pages, or one longer page
-//! ([`packing`], [`object`]). The name of an object is derived from the keys of its pages: writers
-//! of the same pages write the same name, and existence can be queried without a listing. A fetched
-//! object is used only if its header and checksums match the request and, if a key is given, a
-//! holder of the key wrote the object ([`seal`]). A remote that is slow, unreachable or faulty
-//! causes misses, but fails no request ([`call_executor`]).
+//! ([`packing`], [`object`]). The name of an object is derived from its scope, the key of its last
+//! page and its number of pages: writers of the same pages write the same name, and existence can
+//! be queried without a listing. A fetched object is used only if its header and checksums match
+//! the request and, if a key is given, a holder of the key wrote the object ([`seal`]). A remote
+//! that is slow, unreachable or faulty causes misses, but fails no request ([`call_executor`]).
 
 mod address;
 mod backend;

@@ -75,9 +75,9 @@ impl ObjectRead<'_> {
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
             // The requested range is where the pages are in an object without compression. If the
-            // header names another range, fetch the pages from that range. A header whose page
-            // length or page count differs from the prompt's is ignored here, because a forged
-            // header could cause fetches of any length.
+            // header names another range, fetch the pages from that range. A header is ignored here
+            // if its page length is not the prompt's, or its page count not the object's according
+            // to its name, because a forged header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
             let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in

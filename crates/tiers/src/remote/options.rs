@@ -10,7 +10,8 @@ pub struct RemoteOptions {
     /// Writes each page compressed with Zstandard at this level, from 1 to 19, if this makes it
     /// shorter; `None` writes pages uncompressed. Reads accept both.
     pub zstd: Option<i32>,
-    /// Seals written objects, and accepts only objects sealed with one of these keys.
+    /// Seals written objects with the first key, and accepts only objects sealed with one of these
+    /// keys.
     pub keys: Option<Arc<KeyRing>>,
 }
 

@@ -88,8 +88,8 @@ impl Sealer {
         self.page(at, stored) == *tag
     }
 
-    /// The authenticator of the fixed fields and the body, which is the header followed by the
-    /// pages' authenticators.
+    /// The authenticator of the fixed fields, the scope's id, and the body, which is the header
+    /// followed by the pages' authenticators.
     fn header(&self, fixed: &[u8], body: &[u8]) -> Hash {
         let mut scope = Writer::new();
         scope.blob(&self.scope.0);

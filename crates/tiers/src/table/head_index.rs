@@ -20,7 +20,8 @@ const TOMBSTONE: u64 = u32::MAX as u64;
 #[derive(Debug, Default)]
 pub(super) struct HeadIndex {
     now: Slots,
-    /// The array that `now` replaces, and the number of its leading slots that are already empty.
+    /// The array that `now` replaces, and the number of its leading slots from which the entries
+    /// were moved to `now`.
     old: Slots,
     moved: usize,
     len: usize,

@@ -273,7 +273,8 @@ impl Tree {
 
     /// Visits the nodes of `pages[range]`, split so that each node is within the range, until
     /// `visit` returns false. `visit` receives the index in `pages` at which the node begins.
-    /// Afterwards each visited node is merged with neighbours in the same state.
+    /// Afterwards each visited node is removed if it is [removable](Node::is_removable), and
+    /// otherwise merged with neighbours in the same state.
     fn for_each_node(
         &mut self,
         pages: &[PageHash],
