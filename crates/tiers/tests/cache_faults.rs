@@ -178,16 +178,14 @@ fn prefetch_delivers_pages_before_a_truncated_object() {
     // A prefetch reads this prompt in more than one batch of objects.
     let prompt = keys(1, 0, 700);
     let remote = filled(&prompt);
-    let (dir, lost) = (tempfile::tempdir().unwrap(), std::sync::Mutex::new(Vec::new()));
-    remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
     // The probe finds all objects. After the first pages were fetched, reads return half of the
     // bytes.
-    let remote_now = Arc::clone(&remote);
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     until("pages are fetched", || cache.stats().unwrap().prefetch.pages > 0);
-    remote_now.set_fault(BackendFault::Short);
+    remote.set_fault(BackendFault::Short);
     let found = find(&cache, &prompt);
     let prefetch = cache.stats().unwrap().prefetch;
     assert_eq!(prefetch.failed + prefetch.completed, 1);
