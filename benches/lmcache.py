@@ -154,7 +154,8 @@ def specs(folder: Path) -> dict[str, dict[str, Any]]:
             "use_odirect": True,
         },
         "ritornello": ours("plugin", "plugin"),
-        # The policy is LRU, so that objects requested once are evicted in the order of their puts.
+        # The policy is LRU, so that objects, each of which is used in one round or only put, are
+        # evicted in the order of their puts.
         FULL: ours("plugin", "full", eviction="lru"),
         "ritornello (native_plugin)": ours("native_plugin", "native"),
     }

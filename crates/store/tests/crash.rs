@@ -17,8 +17,9 @@ use std::sync::Arc;
 const PAGE: u64 = 20_000;
 
 /// An action. `Put` and `Touch` name a sequence, and `Put` a number of its pages. `Delete` names a
-/// sequence, and its first page to delete. `Drop` drops the unchained scope if true, otherwise the
-/// chained scope. The number of `Crash` selects the unsynced writes that are lost.
+/// sequence, and the page of it to delete; in the chained scope the pages after it are deleted too.
+/// `Drop` drops the unchained scope if true, otherwise the chained scope. The number of `Crash`
+/// selects the unsynced writes that are lost.
 #[derive(Clone, Debug)]
 enum Act {
     Put(u64, usize),

@@ -33,7 +33,7 @@ class LayerGroups:
         self._arrived, self._due = 0, set(self._group_of)
 
     def note(self, name: str) -> None:
-        """Notes that the engine announced a layer."""
+        """Notes that the engine announced a layer while its step waits for no loads."""
         self._unannounced.discard(name)
 
     def reach(self, name: str) -> int | None:
@@ -50,7 +50,9 @@ class LayerGroups:
 
     @property
     def skipped(self) -> bool:
-        """Whether layers of this step ran unannounced. Valid after its last layer has run."""
+        """Whether layers of this step ran unannounced. Valid after the last layer of a step whose
+        loads arrive layer by layer.
+        """
         return bool(self._due)
 
     def disable(self) -> str:

@@ -101,8 +101,8 @@ impl RunIndex {
             || self.worst_case(0) >= self.budget() / 8 * 7 && self.is_checkpoint_due()
     }
 
-    /// Writes a checkpoint like [`RunIndex::checkpoint_after`], if the data of all runs is durable
-    /// already, or if runs have no data.
+    /// Writes a checkpoint like [`RunIndex::checkpoint_after`], but syncs no data. For callers with
+    /// runs without data, or with runs that are durable already.
     ///
     /// # Errors
     /// Errors of [`RunIndex::checkpoint_after`].
@@ -157,8 +157,9 @@ impl RunIndex {
         let mut end = CheckpointEnd::default();
         let copied = self.copy_runs(&mut out, &mut end).and_then(|()| self.copy_retained(&mut out));
         self.or_refuse(copied)?;
-        // Every change that a copy can show, except of recency, is appended once this call has the
-        // lock of `pending`, because a writer appends its record before it releases the lock.
+        // A writer appends its record before it releases the lock of `pending`. So when this call
+        // has the lock, the records of all changes that a copy can show, except of recency, are
+        // appended.
         end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
         self.commit(end.last, sync_data)?;

@@ -70,7 +70,8 @@ names! {
         "Lookups by how many of the found pages the gate decided to load, of all processes");
     GATE_LOAD = ("gate_load", Seconds, "Time of loads that gates had estimated");
     GATE_REGRET = ("gate_regret", Seconds,
-        "Time that these loads cost beyond computing all tokens, as estimated");
+        "Time of these loads and of computing the rest, beyond the estimated time to compute all \
+        tokens");
     QUEUED_CALLS = ("queued_calls", Count,
         "Submitted gets and puts that wait for a thread, of all processes");
     QUEUED = ("queued", Bytes,
