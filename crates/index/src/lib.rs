@@ -242,8 +242,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// The latest `clock` of all calls of [`PrefixIndex::retain`].
     fn clock(&self) -> u64;
 
-    /// Visits all runs, in an unspecified order. Delays writers for no longer than the reading of
-    /// one run takes; in `memory`, than copying the ids of all runs.
+    /// Visits all runs, in an unspecified order. Delays a writer at most for the time that reading
+    /// one run takes; in `memory`, for the time that copying the ids of all runs takes.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
     /// Makes all changes before the call durable. A run that is inserted after `sync_data` was

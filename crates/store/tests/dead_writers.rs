@@ -124,7 +124,8 @@ fn undrainable_space_stays_withheld() {
 
 /// The owner shortens a long reservation log by renaming a new file over it, and must neither open
 /// the new file by name nor sync the directory afterwards: if the open or the sync failed, the
-/// owner would append to a file without a name.
+/// owner would append to the old file, which has lost its name, and the next owner would not read
+/// it.
 #[test]
 fn shortened_reservation_log_is_found() {
     let reopened = Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");

@@ -251,7 +251,8 @@ class RitornelloStorage(HiCacheStorage):
 
         return self._on_kv("put", action, False)
 
-    # With `interface_v1`: SGLang passes positions in its host memory.
+    # Lookups with and without `interface_v1`; with it, gets and puts, for which SGLang passes
+    # positions in its host memory.
 
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
@@ -410,8 +411,9 @@ class RitornelloStorage(HiCacheStorage):
         return keys_of(before if self.uses_prompts else before[-1:])
 
     def _before_lookup(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
-        """Returns the keys of the pages before a lookup's first page, None if they are unknown. A
-        wrapped lookup that passes no list begins with the prompt's first page: no page is before.
+        """Returns the keys of the pages before a lookup's first page, None if they are unknown. If
+        `prompts` wraps SGLang's lookups, a lookup without `prefix_keys` begins with the prompt's
+        first page, so no pages are before it.
         """
         if prompts.watched and (extra_info is None or extra_info.prefix_keys is None):
             return []

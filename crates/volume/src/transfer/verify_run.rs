@@ -1,4 +1,5 @@
-//! Verifies runs without delivering their bytes: for `fsck`, and where only the header matters.
+//! Verifies runs without delivering their bytes: for `fsck`, the scrub, and the emptying of
+//! segments. Also reads the header of a run alone.
 
 use super::chunk::{Chunk, RunLayout};
 use super::{Control, Encoded, MissReason, PageOutcome, RunRead};
@@ -196,8 +197,8 @@ struct WindowTarget {
     padded: usize,
 }
 
-// SAFETY: the buffer belongs to this value and lives as long, pages do not overlap in it, and
-// `verify_run` reads each page of it once per call and waits for the call.
+// SAFETY: the buffer lives as long as this value, which owns it, and pages do not overlap in it.
+// Each call of `read_runs` by `verify_run` fills a page at most once, and returns before the next.
 unsafe impl PageTarget for WindowTarget {
     fn len(&self) -> usize {
         self.memory.bytes().len() / self.padded

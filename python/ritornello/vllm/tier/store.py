@@ -46,7 +46,9 @@ class ChunkStore(FailSafeStore):
     def submit_get(
         self, scope: "Scope", keys: Sequence[bytes], pages: "PoolPages", *, staged: bool
     ) -> "Ticket | None":
-        """Starts to fill rows. None if the load could not be started."""
+        """Starts to fill `pages`, rows of vLLM's host tier, with the chunks `keys`. None if the
+        load could not be started.
+        """
 
         def action(store: "Store") -> "Ticket":
             limit = store.time_limit(len(keys) * scope.page_bytes, LOAD_SECONDS)
