@@ -136,7 +136,7 @@ def test_draft_in_target_files_has_target_fingerprint(model: Path) -> None:
     assert before.isdisjoint(ids())
 
 
-def test_draft_in_target_files_shares_random_epoch(model: Path) -> None:
+def test_draft_in_target_files_is_served_with_random_epoch(model: Path) -> None:
     dummy = {"load_config__load_format": "dummy", "speculative_config": speculation(model, "mtp")}
     assert support.unsupported_reason(engine(model, **dummy), groups(attention())) == ""
     one, other = identify(model, **dummy), identify(model, **dummy)

@@ -23,9 +23,9 @@ fn helper() {
 /// The request for statistics: it has no fields, so its encoding is the number of its variant.
 const STATS: &[u8] = b"\x13";
 
-/// Commands that make a helper process a client that speaks the protocol by hand. A number after
-/// the command is `count`. The connections in `kept`, and the connections of `unread` and `slow`,
-/// stay open after the command.
+/// Runs one command as a client that speaks the protocol by hand, in a helper process. `command`
+/// may end with a number, by default 1, which is `count` below. The connections of the commands
+/// `unauthenticated`, `names`, `connections`, `unread` and `slow` stay open afterwards.
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let dir = node.path();
     let (what, count) = command.split_once(' ').unwrap_or((command, "1"));

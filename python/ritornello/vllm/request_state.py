@@ -68,10 +68,10 @@ class RequestState:
     the step of `SavePlan` in which the request is next examined for full pages. `waiting_since`:
     the time of `monotonic` since which the request waits for the answer of a remote, or for pages
     that are being copied to a tier from which they can be loaded. `sources`: the number of tokens
-    that its last load reads from each tier. `shares_failed_block`: another request may recompute a
-    block of this request that failed to load, or that was computed after such a block; this request
-    saves nothing until it is preempted and admitted again. `recorded`: the last decision that was
-    recorded about the request (`DecisionLog`).
+    that its last load reads from each tier. `shares_failed_block`: the request has a block that
+    failed to load, or that was computed after such a block, and that another request may recompute
+    instead; it saves nothing until it is preempted and admitted again. `recorded`: the last
+    decision that was recorded about the request (`DecisionLog`).
     """
 
     request: Request

@@ -117,7 +117,8 @@ impl State {
         self.lines.pop_front().or_else(|| {
             let worst = self.worst_dropped.take()?;
             let dropped = mem::take(&mut self.dropped);
-            let message = format!("dropped {dropped} lines of the log, the most severe from here");
+            let message =
+                format!("dropped {dropped} lines of the log: this line names the most severe");
             Some(Line { message, fields: Vec::new(), ..worst })
         })
     }
@@ -155,8 +156,9 @@ impl LineQueue {
     }
 
     /// Waits for the next line, and returns it; `None` if the queue is closed and empty, and in a
-    /// forked child. A line about lines omitted within a minute comes after this minute: before the
-    /// next line of level info or more severe, or at the end of 10 seconds without a line.
+    /// forked child. If `throttle` omitted lines of a statement, a line with their number comes
+    /// after the statement's minute: before the next line of level info or more severe, or at the
+    /// end of 10 seconds without a line.
     #[must_use]
     pub fn take(&self) -> Option<Line> {
         if self.is_forked() {
@@ -248,7 +250,7 @@ mod tests {
         assert_eq!(lines[debug_max - 1].message, format!("line {}", debug_max - 1));
         assert_eq!((&*lines[debug_max].message, lines.len()), ("warned", WAITING_MAX + 1));
         let last = &lines[WAITING_MAX];
-        assert_eq!(last.message, "dropped 8 lines of the log, the most severe from here");
+        assert_eq!(last.message, "dropped 8 lines of the log: this line names the most severe");
         assert_eq!(last.level, Level::ERROR);
     }
 

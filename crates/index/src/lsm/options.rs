@@ -20,9 +20,9 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 pub enum ProbeMethod {
     /// Bisects over lookups of single hashes. The recorded depth of the last run found (the number
     /// of pages before it in its chain) proves that all pages before this run are present. The
-    /// depth proves nothing in scopes that are not chained. It is too low if a parent in the run's
-    /// chain is unknown, or was linked to its own parent after the run was inserted. Without this
-    /// proof the probe uses [`ProbeMethod::Scan`] from the first page.
+    /// depth proves nothing in scopes that are not chained. It is too low if an earlier run of the
+    /// chain is unknown, or was not yet linked to its own parent when the next run was attached to
+    /// it. Without this proof the probe uses [`ProbeMethod::Scan`] from the first page.
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.

@@ -94,8 +94,8 @@ pub struct Workers {
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
     /// Start of each thread's current step, in milliseconds of `clock`. A step of a writer is one
-    /// call, and a second call after a failed flush; a step of a reader is a lease, a get and a
-    /// release.
+    /// call, or a flush that fails and a call for statistics; a step of a reader is a lease, a get
+    /// and a release.
     call_starts: Arc<Vec<AtomicU64>>,
     clock: Instant,
 }

@@ -75,8 +75,8 @@ impl Segments {
         self.check_volume(volume)
     }
 
-    /// Whether a file of this name was made by a self-test. Such a file is left over only from an
-    /// interrupted self-test.
+    /// Whether a file of this name was made by a test of a directory: by the self-test, or by the
+    /// request for a huge page. A test removes its file, unless it is interrupted.
     #[must_use]
     pub fn is_left_over(name: &OsStr) -> bool {
         name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))
