@@ -64,7 +64,7 @@ class StoredPages:
         """Puts all pages. Returns the wall-clock and processor seconds until all are stored."""
         pages, stored = self._pages(len(self.keys)), 0
         with timed() as times:
-            # One put stores at most as many new pages as half of the pinned memory has room for.
+            # A put stores at most as many new pages as half of the pinned memory has room for.
             while stored < len(self.keys):
                 ticket = store.submit_put(self.scope, self.keys, pages, after=self.rig.stream())
                 if not ticket.order(self.rig.stream()):

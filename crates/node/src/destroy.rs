@@ -31,10 +31,10 @@ const FILES: [&str; 7] = [
 ///
 /// # Errors
 /// `Invalid` if there is no store, another process owns it, this process has it open, or the store
-/// was restored in another directory, which has its volumes now; `Fatal` if a copy of the manifest
-/// in `path` is damaged and the other is damaged or missing, because the directories of the volumes
-/// are then unknown; `Retry` if the file system refuses, or if other threads of this process open
-/// or close the store for a minute.
+/// was restored in another directory, which has its volumes now; `Fatal` if neither copy of the
+/// manifest in `path` is intact and one is damaged, because the directories of the volumes are then
+/// unknown; `Retry` if the file system refuses, or if other threads of this process open or close
+/// the store for a minute.
 pub fn destroy(path: &Path) -> Result<()> {
     let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
     let directory = Directory::new(Arc::new(Host), &path);

@@ -52,8 +52,8 @@ pub struct Node {
 /// * Another thread of this process opens or closes the store for a minute.
 /// * The directory is replaced during the open, or a file operation in the directory fails.
 ///
-/// `Fatal` if a copy of the manifest is damaged and the other is damaged or missing, or the
-/// directory is moved while its lock is taken. Errors of the owner's recovery.
+/// `Fatal` if neither copy of the manifest is intact and one is damaged, or the directory is moved
+/// while its lock is taken. Errors of the owner's recovery.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }

@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 
 /// Names of the queues. The first two count calls: submitted gets and puts that wait for a thread.
-/// The others are of caches over tiers, and count bytes: of pages that wait to be written or
-/// promoted to a tier, and of loads from a tier that are queued or running. The order is part of
-/// the protocol: further queues come at the end.
+/// The queues of caches over tiers follow, in bytes: of pages that wait to be written or promoted
+/// to a tier, and of loads from a tier that are queued or running. The order is part of the
+/// protocol: further queues come at the end.
 const NAMES: [&str; 8] = [
     "queued_gets",
     "queued_puts",

@@ -74,9 +74,9 @@ impl Throttle {
         Self { process: process::id(), windows: Mutex::default() }
     }
 
-    /// Returns whether to log a line of the statement `metadata` at the time `now`, and, for a
-    /// level other than debug and trace, the omitted lines of all statements in windows that ended.
-    /// Each omitted line is returned once.
+    /// Returns whether to log a line of the statement `metadata` at the time `now`, and, except for
+    /// levels debug and trace, the omitted lines of all statements in windows that ended. Each
+    /// omitted line is returned once.
     fn admit(&self, metadata: &Metadata<'_>, now: Instant) -> (bool, Vec<Omitted>) {
         if *metadata.level() > Level::INFO {
             return (true, Vec::new());

@@ -123,7 +123,7 @@ impl PrefixIndex for LsmIndex {
         let mut removed = Vec::new();
         // Release the writer's lock after each batch, so that inserts make progress. Runs inserted
         // between batches have names after `last`. The first such run in the scope may be removed;
-        // the others are removed only as descendants of removed runs.
+        // further such runs are removed only as descendants of removed runs.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {

@@ -23,8 +23,8 @@ const PATH_CHECK: Duration = Duration::from_secs(10);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 /// Maximum number of stores that the path no longer leads to and that are still being closed. A
-/// hung disk may keep a store, with its memory and files, from being closed. While there are this
-/// many, the command does not open the path again.
+/// hung disk may keep a store, with its memory and files, from being closed. At this number the
+/// command does not open the path again.
 const LEFT_MAX: usize = 4;
 
 /// The arguments of a thread that owns one store, or waits to own it.

@@ -1,5 +1,5 @@
 //! Verifies runs without delivering their bytes: for `fsck`, the scrub, and the emptying of
-//! segments. Also reads the header of a run alone.
+//! segments. The header of a run can also be read alone.
 
 use super::chunk::{Chunk, RunLayout};
 use super::{Control, Encoded, MissReason, PageOutcome, RunRead};

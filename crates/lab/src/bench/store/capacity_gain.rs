@@ -12,7 +12,7 @@ use ritornello_terminal::open;
 use std::path::Path;
 
 /// Raw bytes put, divided by the bytes of the segments before these are rounded up to whole
-/// segments: so many that not all pages fit, even if a codec shortens them to a third.
+/// segments. Not all pages fit, even if a codec shortens them to a third.
 const CAPACITY_SHARE: u64 = 4;
 /// Minimum number of puts that fit into the store, so that the store evicts gradually.
 const PUTS_MIN: u64 = 8;
