@@ -28,7 +28,7 @@ def run(tool: str, *words: str | Path) -> str:
 
 
 def test_alerts_fire_for_bad_stores_only() -> None:
-    assert "14 rules found" in run(
+    assert "15 rules found" in run(
         "promtool", "check", "rules", PACKAGING / "prometheus/alerts.yaml"
     )
     scrape = PACKAGING / "prometheus/scrape.yaml"
@@ -49,7 +49,8 @@ def test_queries_use_documented_metrics() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels) > 15
     text = (PACKAGING / "prometheus/alerts.yaml").read_text()
     text += " ".join(target["expr"] for panel in panels for target in panel["targets"])
-    used = set(re.findall(r"\britornello_\w+", text))
+    # A query of a histogram names its buckets, the document the histogram.
+    used = {name.removesuffix("_bucket") for name in re.findall(r"\britornello_\w+", text)}
     assert used <= DOCUMENTED, used - DOCUMENTED
 
 
