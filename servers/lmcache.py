@@ -26,8 +26,8 @@ CHECKSUM = re.compile(r"\[seq (\d+)/(?:cold|warm)\] CHECKSUM: (\w+)")
 @dataclass
 class Asked:
     """The outcome of a request. `hits`, `lookup_ms`: chunks that its first lookup found, and the
-    time of this lookup. `chunks`: all its chunks. `checksums`: the checksums of the engine's memory
-    that LMCache's benchmark printed for the request.
+    time of this lookup. `chunks`: the number of the request's chunks. `checksums`: the checksums of
+    the engine's memory that LMCache's benchmark printed for the request.
     """
 
     hits: int

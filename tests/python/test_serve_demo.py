@@ -23,7 +23,7 @@ from servers.vllm import ChatAnswer, VLLMServer
 
 @dataclass
 class FakeVLLM(VLLMServer):
-    """Records the prompts instead of answering them."""
+    """Records the prompts, and answers each with its number."""
 
     prompts: list[tuple[str, list[str], bool]] = field(default_factory=list)
 

@@ -395,7 +395,7 @@ def test_context_parallelism_is_refused_at_startup(model: Path, kind: str) -> No
         ({}, 2),
     ],
 )
-def test_overlap_and_groups_require_async_loads(
+def test_several_workers_batches_or_groups_require_async_loads(
     model: Path, change: dict[str, Any], count: int
 ) -> None:
     assert not requires_async_loads(engine(model), groups(attention()))

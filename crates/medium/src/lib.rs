@@ -72,8 +72,8 @@ pub struct Room {
 pub trait Medium: Send + Sync + Debug {
     /// Creates `path` and its parents; on the host, with mode 0700.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens a regular file. On the host a new file has mode 0600, and for writing, symbolic links
-    /// and files of other users are refused.
+    /// Opens a regular file. On the host a new file has mode 0600, and a symbolic link or a file of
+    /// another user cannot be opened for writing.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
     /// Replaces `to` by `from` atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;

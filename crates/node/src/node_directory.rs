@@ -111,8 +111,8 @@ impl NodeDirectory {
 
     /// Opens a store's directory and changes nothing in it; `None` if it has no `LOCK`, so no
     /// process owns the store. The caller must prevent other threads of this process from opening
-    /// the store until `lock` is closed: its closing would release their lock
-    /// ([`crate::record_lock`]).
+    /// the store until `lock` is closed: when a process closes any descriptor of a file, the kernel
+    /// releases all locks of the process on this file ([`crate::record_lock`]).
     pub(crate) fn observe(path: &Path) -> Result<Option<Self>> {
         let (dir, found) = open_dir(path)?;
         let lock = DirectoryLock::observe(dir.as_fd()).map_err(|error| unusable(path, error))?;
@@ -317,7 +317,8 @@ mod tests {
     #[test]
     fn directory_of_another_user_gets_no_lock_file() {
         let dir = tempfile::tempdir().unwrap();
-        // Root gives the new directory to another user; other users open `/`, which root owns.
+        // As root the test gives the new directory to another user. Otherwise it opens `/`, which
+        // belongs to root.
         let path = if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(dir.path(), Some(12_345), None).unwrap();
             dir.path()

@@ -29,9 +29,9 @@ impl Certificate {
     /// and its private key.
     ///
     /// # Errors
-    /// `Invalid` if a file cannot be read, is too long, or has no certificate or key; if users
-    /// outside the file's owner and group have access to the file of the key, the group may write
-    /// it, or it belongs neither to root nor to the user of this process; or if the key does not
+    /// `Invalid` if a file cannot be read, is too long, or has no certificate or key; if the file
+    /// of the key belongs neither to root nor to the user of this process, its group may write to
+    /// it, or users other than its owner and its group have access to it; or if the key does not
     /// match the certificate. No error contains the key.
     pub fn read(chain_file: &Path, key_file: &Path) -> Result<Self> {
         let read = |name, path, bytes_max, forbidden, owned_by_root| {

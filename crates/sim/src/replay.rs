@@ -58,8 +58,8 @@ pub struct ReplayCounts {
     pub hits: u64,
     /// Blocks written in the whole replay.
     pub admitted: u64,
-    /// Blocks that were not written in the whole replay, because the policy freed no space for
-    /// them, or for an earlier run of the same request.
+    /// Blocks that were not written in the whole replay, because the policy freed too little
+    /// space for them, or for an earlier run of the same request.
     pub refused: u64,
     /// Bytes written for the admitted blocks: pages, padding, and run headers, which Belady's bound
     /// does not have.

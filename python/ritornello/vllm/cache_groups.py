@@ -163,8 +163,8 @@ def head_ranges_of(
     kv_heads: int, ranks: int, head_bytes: int, *, sliceable: bool
 ) -> tuple[tuple[Heads, ...], bool]:
     """Returns the head ranges that are stored separately, and whether they depend on the model
-    alone. `head_bytes`: one head in a block, all layers of the model. `sliceable`: each head is one
-    contiguous part of a block. If a block with several heads is not sliceable, or the heads of a
+    alone. `head_bytes`: bytes of one head in a block, over all layers of the model. `sliceable`:
+    each head is one contiguous part of a block. If a block with several heads is not sliceable, or the heads of a
     worker are not a whole number of the ranges chosen for the model, each range is the heads of one
     worker.
     """
@@ -215,7 +215,7 @@ def longest_resumable(
 
 
 def _runs(present: Sequence[bool]) -> list[int]:
-    """Returns, for every `i`, how many consecutive pages are present up to page `i - 1`."""
+    """Returns, for every `i`, the number of consecutive present pages that end at page `i - 1`."""
     runs = [0]
     for is_present in present:
         runs.append(runs[-1] + 1 if is_present else 0)

@@ -54,7 +54,7 @@ impl Statement {
     }
 }
 
-/// Lines that were not logged.
+/// The lines of one statement that were not logged in one window.
 #[derive(Debug)]
 pub(super) struct Omitted {
     pub(super) statement: Statement,
@@ -74,9 +74,9 @@ impl Throttle {
         Self { process: process::id(), windows: Mutex::default() }
     }
 
-    /// Returns whether to log a line of the statement `metadata` at the time `now`, and, except for
-    /// levels debug and trace, the omitted lines of all statements in windows that ended. Each
-    /// omitted line is returned once.
+    /// Returns whether to log a line of the statement `metadata` at the time `now`, and the omitted
+    /// lines of all statements in windows that have ended, which are not returned again. A line of
+    /// level debug or trace is always logged, and ends no windows.
     fn admit(&self, metadata: &Metadata<'_>, now: Instant) -> (bool, Vec<Omitted>) {
         if *metadata.level() > Level::INFO {
             return (true, Vec::new());
@@ -92,8 +92,8 @@ impl Throttle {
         (window.lines <= LINES_MAX, omitted)
     }
 
-    /// Returns the omitted lines of the windows that ended before `now`; of all windows if `now` is
-    /// `None`.
+    /// Ends the windows that are over at `now`, or all windows if `now` is `None`. Returns their
+    /// omitted lines.
     pub(super) fn take_omitted(&self, now: Option<Instant>) -> Vec<Omitted> {
         end_windows(&mut self.windows.lock(), now)
     }

@@ -32,7 +32,8 @@ struct StoreScopes {
     scopes: Vec<ScopeEntry>,
 }
 
-/// A scope. Without an owner only its identity and its quota are known.
+/// A scope. Without an owner only its id, its model and its quota are known; the other fields are
+/// null.
 #[derive(Serialize, ToSchema)]
 struct ScopeEntry {
     /// Digest of the scope's identity, in hexadecimal digits.

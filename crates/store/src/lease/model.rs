@@ -165,8 +165,8 @@ fn lease_numbers_start_at_the_boot_clock() {
     assert!(now > Duration::ZERO && BootClock.now() >= now);
 }
 
-/// An action. `Release` selects a lease, `DropClient` a client. `Forget` removes an extent from a
-/// run, as the index does. `Pass` lets a number of seconds pass.
+/// An action. `Release` has a number that selects one of the leases. `Forget` gives the table an
+/// extent that the index has removed from a run. `Pass` advances the clock by a number of seconds.
 #[derive(Clone, Debug)]
 enum Action {
     Grant { runs: Vec<u64>, seconds: u64, client: u64, counted: bool },

@@ -1,5 +1,5 @@
-//! A medium through which one process uses the simulated disk. At random moments the medium records
-//! the state of the disk after a power loss.
+//! A medium through which one process uses the simulated disk. At random changes of the disk the
+//! medium records states that a power loss at this moment could leave on the disk.
 
 use crate::rng::Rng;
 use parking_lot::Mutex;

@@ -44,9 +44,9 @@ impl Workload {
         }
     }
 
-    /// Returns whether the history has no clients, no absent volumes and no failing syncs, so that
-    /// `Operation::choose` chooses its operations. A steady history has maintenance in place of
-    /// operations that open the store.
+    /// Returns whether the history has no clients, no absent volumes and no failing syncs. If so,
+    /// `Operation::choose` chooses its operations; in a steady history maintenance takes the place
+    /// of operations that open the store.
     pub fn is_simple(&self) -> bool {
         self.clients == 0 && !self.volumes && !self.faults
     }

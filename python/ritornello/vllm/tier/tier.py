@@ -147,8 +147,8 @@ class Tier:
         return LookupAnswer.HIT if answer and key not in state.failed else LookupAnswer.MISS
 
     def confirm_lookup(self, key: bytes, context: Context, found: bool) -> LookupAnswer:
-        """Returns the answer for a key that `batch_lookup` has `found` or not; a miss if the chunk
-        may no longer be loaded.
+        """Returns the answer for a chunk after `batch_lookup`: a hit if `batch_lookup` has `found`
+        the chunk, and the chunk may still be loaded.
         """
         state, refusal = self._state_of(context), ""
         if found and not (refusal := self._load_refusal(state, key)):

@@ -1,4 +1,4 @@
-"""The scheduler's side: whether the engine's weights changed since the current epoch began."""
+"""Tells the scheduler whether the engine's weights changed since the current epoch began."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ class WeightGuard:
         return True
 
     def merge_counts(self, changes: Mapping[int, int]) -> None:
-        """Takes the counts of workers on other machines, by slot."""
+        """Takes the counts of changes of workers on other machines, by the index of their counter."""
         for slot, count in changes.items():
             if self._counters is not None:
                 self._counters.raise_to(slot, count)

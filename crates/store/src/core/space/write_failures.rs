@@ -74,8 +74,8 @@ impl StoreSpace {
         reusable
     }
 
-    /// Makes puts avoid the `stalled` volumes, if another volume is usable, and lets puts use the
-    /// volumes that have stalled before and complete operations again.
+    /// Makes puts avoid each of the `stalled` volumes while another volume is usable. Lets puts use
+    /// the volumes that are no longer in `stalled`, unless puts avoid them for another reason.
     pub(super) fn avoid_stalled(&mut self, stalled: &[u8]) {
         if stalled.is_empty() && self.stalled.is_empty() {
             return;
