@@ -1,5 +1,5 @@
-//! `int8` and `int4` change every number by at most half a step of its group, plus rounding errors,
-//! store slices with a number that is not finite raw, and refuse wrong shapes.
+//! `int8` and `int4` change every number by at most half a step of its group, plus rounding errors.
+//! They leave a slice raw if one of its numbers is not finite, and refuse wrong shapes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -31,8 +31,8 @@ impl Certificate {
     /// # Errors
     /// `Invalid` if a file cannot be read, is too long, or has no certificate or key; if the file
     /// of the key belongs neither to root nor to the user of this process, its group may write to
-    /// it, or users other than its owner and its group have access to it; or if the key does not
-    /// match the certificate. No error contains the key.
+    /// it, or users outside its group have access to it; or if the key does not match the
+    /// certificate. No error contains the key.
     pub fn read(chain_file: &Path, key_file: &Path) -> Result<Self> {
         let read = |name, path, bytes_max, forbidden, owned_by_root| {
             GuardedFile { name, path, bytes_max, forbidden, owned_by_root }.read()

@@ -164,9 +164,9 @@ def head_ranges_of(
 ) -> tuple[tuple[Heads, ...], bool]:
     """Returns the head ranges that are stored separately, and whether they depend on the model
     alone. `head_bytes`: bytes of one head in a block, over all layers of the model. `sliceable`:
-    each head is one contiguous part of a block. If a block with several heads is not sliceable, or the heads of a
-    worker are not a whole number of the ranges chosen for the model, each range is the heads of one
-    worker.
+    each head is one contiguous part of a block. If a block with several heads is not sliceable, or
+    the heads of a worker are not a whole number of the ranges chosen for the model, each range is
+    the heads of one worker.
     """
     share = max(kv_heads // ranks, 1)
     large = [

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_sort_like_prefixes_and_decode() {
+    fn keys_sort_by_their_numbers_and_decode() {
         let paths = [(0, 1, 300), (0, 256, 0), (0, 256, 1), (1, 2, 65_535), (1, 3, 0), (256, 1, 9)];
         let keys: Vec<_> = paths
             .iter()

@@ -78,7 +78,8 @@ pub(crate) struct Cut {
     pub(crate) pages: u32,
     /// Number of the first page of `hashes`.
     pub(crate) first: u16,
-    /// The hashes after the cut; [`PageHash::NONE`] for pages that had been removed before the cut.
+    /// The hashes of the pages after the cut; [`PageHash::NONE`] for a page that was removed
+    /// earlier.
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) extents: Vec<Extent>,
 }

@@ -5,8 +5,8 @@ use super::shape::{LONG_PAGE_UNITS, RunShape};
 use super::{RUN_EXTENTS_MAX, Space, Volume};
 use ritornello_format::{Extent, PIECE_UNITS};
 
-/// Maximum of `n`. The number of a page's pieces is a multiple of `n`, which is the number of
-/// usable volumes up to this maximum. With `n` = 17 the longest page, 512 MiB, would have 34
+/// Maximum number of volumes over which a page is divided. The number of the page's pieces is a
+/// multiple of this number of volumes. Over 17 volumes the longest page, 512 MiB, would have 34
 /// pieces, more than [`PIECES_MAX`].
 const STRIPES_MAX: usize = 16;
 /// Maximum pieces of one page. A page that needs more pieces is placed as pages of up to 16 MiB

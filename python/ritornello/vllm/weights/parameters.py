@@ -21,7 +21,7 @@ logger = logging.getLogger("vllm.ritornello")
 # otherwise 2/3 to 4/3 of this number.
 SAMPLE_BYTES = 64
 
-# Exceptions of tensors without a version counter, an address or memory.
+# Raised when a tensor is asked for a version counter, an address or memory that it lacks.
 LACKING = (AttributeError, RuntimeError)
 
 

@@ -34,8 +34,7 @@ impl IndexMemory {
 }
 
 impl StoreCore {
-    /// Returns whether the index has memory for a run of `pages`. Schedules an eviction if it has
-    /// none.
+    /// Returns whether the index has memory for a run of `pages`. If not, schedules an eviction.
     pub(crate) fn index_takes(&self, pages: &[PageHash]) -> bool {
         if self.index.has_memory_for(pages) {
             return true;
