@@ -15,7 +15,7 @@ def model_identity(
     vllm_config: "VllmConfig", dtypes: Collection[str], options: Mapping[str, str]
 ) -> ModelIdentity:
     """Returns the identity of the model. `dtypes`: cache dtypes whose KV has no scales.
-    `options`: options in addition to the options that this function names.
+    `options`: further options of the engine on which the bytes of pages depend.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     config = model.hf_config.to_dict()

@@ -14,7 +14,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-// serde parses `ExplainFields`; utoipa describes the types before it, by their serde attributes.
+// serde parses requests as `ExplainFields`. The serde attributes of `ExplainRequest` and its two
+// questions are for utoipa, which describes these types in the OpenAPI document.
 /// A question about pages, or about a request.
 #[derive(Deserialize, ToSchema)]
 #[serde(untagged, try_from = "ExplainFields")]
@@ -102,9 +103,10 @@ pub(super) struct RequestAnswer {
     /// Seconds since the owner opened the store, or since it received the newest decision that it
     /// has forgotten.
     remembered_seconds: u64,
-    /// Decisions that the owner has forgotten because its memory for decisions is limited.
+    /// Number of decisions that the owner has forgotten, because its memory for decisions is
+    /// limited.
     forgotten: u64,
-    /// Decisions that processes could not report, because their buffers were full.
+    /// Number of decisions that processes could not report, because their buffers were full.
     dropped: u64,
 }
 
@@ -124,7 +126,8 @@ struct RequestEntry {
 /// Why pages are hits or misses.
 #[derive(Serialize, ToSchema)]
 pub(super) struct PagesAnswer {
-    /// The keys by answer, in their order; together they cover all keys.
+    /// Spans of consecutive keys with the same answer, in the order of the keys. The spans cover
+    /// all keys.
     spans: Vec<KeySpanEntry>,
     /// The scopes that answers of `other_scope` name, at most four.
     other_scopes: Vec<OtherScopeEntry>,

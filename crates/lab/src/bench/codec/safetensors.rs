@@ -47,8 +47,8 @@ impl<'a> Tensors<'a> {
         self.0.keys().map(String::as_str)
     }
 
-    /// Returns the tensor `name` and its shape; `None` if the tensor is missing, has not three
-    /// dimensions, has no numbers, or its numbers have not two bytes.
+    /// Returns the tensor `name` and its shape; `None` if the tensor is missing, does not have
+    /// three dimensions, has no numbers, or has numbers that are not two bytes long.
     pub fn cube(&self, name: &str) -> Option<(&Tensor<'a>, [usize; 3])> {
         let tensor = self.0.get(name)?;
         let shape: [usize; 3] = tensor.shape.as_slice().try_into().ok()?;
