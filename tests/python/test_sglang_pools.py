@@ -80,7 +80,7 @@ def test_pages_round_trip_in_place_and_copied(
     assert avoided_tokens(quiet) == 3 * TOKENS
 
 
-def test_compacting_pool_is_copied(quiet: SGLangStore, meter: RateMeter) -> None:
+def test_pool_that_sglang_compacts_is_copied(quiet: SGLangStore, meter: RateMeter) -> None:
     host = Host()
     vars(host)["shared_allocation_domain"] = object()
     assert not pool_of(host, quiet, meter).in_place

@@ -56,7 +56,8 @@ pub struct Cache {
     promotions: Arc<Promotions>,
     prefetcher: Arc<Prefetcher>,
     lookups: Lookups,
-    /// Reported until this reference is dropped.
+    /// The counters that this process reports to the owner of the lowest local tier, until this
+    /// reference is dropped.
     _reported: Arc<ReportedCounters>,
     closing: AtomicBool,
     process: u32,

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const BATCH_BYTES: u64 = 32 << 20;
 /// Copies are synced after this number of runs, or after [`BATCH_BYTES`].
 const BATCH_RUNS: usize = 128;
-/// Maximum time that a run which is moved waits for free space.
+/// Maximum time that the move of a run waits for free space.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A copied run whose index entry still names the old place.

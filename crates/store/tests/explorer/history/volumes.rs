@@ -65,8 +65,9 @@ impl History {
         open
     }
 
-    /// The next owner's `nth` open of a segment, if it makes one, fails. A maintenance pass, or
-    /// with `reopen` the owner after it, opens the segment: no page is lost.
+    /// Makes the `nth` open of a segment by the next owner fail, if there is an `nth` open. A
+    /// maintenance pass, or with `reopen` the owner after the next, then opens the segment: no page
+    /// is lost.
     pub(super) fn fail_open(
         &mut self,
         open: Open,
