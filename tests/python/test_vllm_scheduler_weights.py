@@ -1,5 +1,5 @@
-"""While the weights differ from the weights of its epoch, the scheduler's side of vLLM's connector
-reports no hits to vLLM and starts no saves.
+"""While the weights differ from the weights of the current epoch, the scheduler's side of the
+connector for vLLM reports no hits and starts no saves.
 """
 
 import pytest

@@ -42,7 +42,7 @@ pub struct DoctorArgs {
     #[arg(long, conflicts_with_all = ["dir", "capacity"])]
     pub backend: Option<RemoteAddress>,
     /// With --backend: timeout in seconds, 1 to 3600, of the conformance checks together, and of
-    /// each transfer
+    /// the check of each fault
     #[arg(long, default_value_t = 120, requires = "backend", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub timeout: u64,
     /// With DIR: check whether a store of this capacity fits
