@@ -118,7 +118,7 @@ pub trait MediumFile: Send + Sync + Debug {
     fn set_len(&self, length: u64) -> io::Result<()>;
     /// Waits until all direct writes to the file that any process has begun have ended, including
     /// writes of dead processes. Writes that begin during this call may wait for it. On the host
-    /// this is known of ext4 and XFS only.
+    /// only ext4 and XFS are known to wait for these writes.
     ///
     /// `io_uring` outlives its process: a killed process releases its file locks while its writes
     /// are still queued in the block layer. Space to which a killed process may have been writing

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn core_grants_space_to_every_reserve() {
+    fn core_grants_space_to_every_generated_reserve() {
         const MIB: u64 = 1 << 20;
         let options = Options {
             capacity: Some(8 * MIB),

@@ -21,7 +21,9 @@ WAIT = 120.0
 
 
 def hold(master: str) -> None:
-    """Contributes memory to Mooncake's store until standard input ends or the process is killed."""
+    """Contributes memory to Mooncake's store, and prints `False` once the store answers. Ends
+    when standard input ends.
+    """
     held = Mooncake(master=master, host="127.0.0.1", segment=str(512 << 20))
     print(held.exists("nothing"), flush=True)
     sys.stdin.read()

@@ -18,8 +18,8 @@ const LINES_MAX: u32 = 20;
 /// window ends.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Counts lines by the statement that logs them, whatever their values are. Lines of the levels
-/// debug and trace are not limited.
+/// Counts lines by the statement that logs them, whatever values the lines contain. Lines of the
+/// levels debug and trace are not limited.
 #[derive(Debug)]
 pub(super) struct Throttle {
     process: u32,

@@ -291,8 +291,8 @@ impl Families {
         is_consistent
     }
 
-    /// Writes the length of RocksDB's file MANIFEST beside it ([`super::seal`]), so that the next
-    /// opening detects a MANIFEST that has lost its end.
+    /// Writes the length of RocksDB's file MANIFEST to a file beside the database
+    /// ([`super::seal`]), so that the next opening detects a MANIFEST that has lost its end.
     pub(super) fn seal(&self) {
         super::seal::write(self.db.path(), &self.names.seal);
     }

@@ -250,7 +250,7 @@ fn tree_shape_changes_stepwise_while_open() {
 }
 
 #[test]
-fn decisions_follow_operations_and_are_reported() {
+fn tuner_decisions_follow_the_mix_of_operations() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     let mut next = 0;

@@ -17,9 +17,10 @@ impl FixedPolicy {
         Self::with_chunk(policy, CHUNK_UNITS)
     }
 
-    /// An eviction cuts pages off the end of a piece of a run: the units that are still to be
-    /// freed, rounded up to a multiple of `chunk_units` and then to whole pages. It cuts the whole
-    /// piece if fewer than `chunk_units` or fewer than the requested units would remain.
+    /// Creates the state of a store that evicts by `policy`. An eviction cuts pages off the end of
+    /// a piece of a run: the units that are still to be freed, rounded up to a multiple of
+    /// `chunk_units` and then to whole pages; but the whole piece, if fewer than `chunk_units` or
+    /// fewer than the requested units would remain.
     pub(super) fn with_chunk(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self { name: policy.name(), tree: Tree::new(policy, chunk_units) }
     }

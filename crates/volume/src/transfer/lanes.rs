@@ -138,8 +138,8 @@ impl<'a> Lanes<'a> {
 
     /// Records the speed of each volume whose lanes moved all their bytes. Other volumes are left
     /// out, because failed operations may end faster than the volume works. If the transfer is long
-    /// enough for several lanes, also records the largest sum, over all volumes, of the times that
-    /// the lanes of a volume computed.
+    /// enough for several lanes, also records the sum of the times that the lanes of a volume
+    /// computed, for the volume with the largest sum.
     fn record(&self, times: &[LaneTime]) {
         let mut volumes = BTreeMap::<u8, (u64, Duration, Duration, bool)>::new();
         for (lane, time) in self.lanes.iter().zip(times) {

@@ -70,7 +70,8 @@ impl Segments {
         }
     }
 
-    /// Reads a whole run and verifies every page that the place holds, without decoding.
+    /// Reads a whole run and verifies every page that the place holds, without decoding. Pages that
+    /// are not read, because `control` stops the call or staging has no memory, are missed.
     ///
     /// # Errors
     /// `Miss` if the place is inconsistent, or if the header is not the header that the place names

@@ -58,7 +58,7 @@ REFUSAL_REASONS = frozenset(
 
 
 class Transfer(Protocol):
-    """The used part of a vLLM `TransferJob`."""
+    """The part of a vLLM `TransferJob` that the tier uses."""
 
     job_id: int
     keys: Any
