@@ -106,7 +106,9 @@ class NativeClient:
         return completed
 
     def close(self) -> None:
-        """Finishes running operations and releases the directory. Idempotent."""
+        """Gives up queued lookups and deletions, finishes running operations, and releases the
+        directory. Idempotent.
+        """
         self._lookups.close()
         self._objects.store.close()
 

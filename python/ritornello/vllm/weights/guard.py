@@ -52,7 +52,7 @@ class WeightGuard:
         return True
 
     def merge_counts(self, changes: Mapping[int, int]) -> None:
-        """Takes the counts of workers on other machines; a slot is the index of a counter."""
+        """Takes the counts of workers on other machines, by slot (the index of a counter)."""
         for slot, count in changes.items():
             if self._counters is not None:
                 self._counters.raise_to(slot, count)
