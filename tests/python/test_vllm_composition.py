@@ -251,7 +251,7 @@ def test_failure_of_later_step_drops_saves_that_are_ready(side: SchedulerSide) -
     assert saved(step(side, asked, TOKENS)) == [(0, (100,))]
 
 
-def test_pages_of_another_connector_are_counted_separately(blocks: Shared) -> None:
+def test_looked_up_pages_are_missed_if_another_connector_loads(blocks: Shared) -> None:
     store, meter = FakeStore(), StepMeter()
     side, asked = side_of(blocks, store=store, meter=meter), request(300)
     store.keep(asked.block_hashes[:3])
@@ -297,7 +297,7 @@ def engine(*names: str) -> Any:
     return SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
 
 
-def test_offloading_is_refused_beside_loads_during_a_step() -> None:
+def test_offloading_is_refused_beside_connectors_that_load_in_a_step() -> None:
     assert not composition.unsafe_to_offload_reason(None)
     safe = engine("NixlConnector", "RitornelloConnector", "MooncakeConnector")
     assert not composition.unsafe_to_offload_reason(safe)
@@ -307,7 +307,7 @@ def test_offloading_is_refused_beside_loads_during_a_step() -> None:
     assert "DecodeBenchConnector" in composition.unsafe_to_offload_reason(dummy)
 
 
-def test_dummy_blocks_are_refused() -> None:
+def test_connector_that_fills_dummy_blocks_is_refused() -> None:
     assert not composition.unsupported_reason(None)
     assert not composition.unsupported_reason(engine("RitornelloConnector", "NixlConnector"))
     assert "DecodeBenchConnector" in composition.unsupported_reason(engine("DecodeBenchConnector"))

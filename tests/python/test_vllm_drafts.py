@@ -109,7 +109,7 @@ def test_scope_contains_weights_of_draft(model: Path, draft: Path) -> None:
         {"quantization": "awq"},
     ],
 )
-def test_scope_contains_method_and_dtype_of_draft(
+def test_scope_contains_method_dtype_and_quantization_of_draft(
     model: Path, draft: Path, change: dict[str, Any]
 ) -> None:
     one = identify(model, speculative_config=speculation(draft))
@@ -136,7 +136,7 @@ def test_draft_in_target_files_has_target_fingerprint(model: Path) -> None:
     assert before.isdisjoint(ids())
 
 
-def test_draft_in_target_files_is_served_with_random_epoch(model: Path) -> None:
+def test_draft_of_target_with_dummy_weights_has_random_epoch(model: Path) -> None:
     dummy = {"load_config__load_format": "dummy", "speculative_config": speculation(model, "mtp")}
     assert support.unsupported_reason(engine(model, **dummy), groups(attention())) == ""
     one, other = identify(model, **dummy), identify(model, **dummy)
@@ -164,7 +164,9 @@ def test_refused_draft_is_named_in_one_line(
 
 
 def test_draft_requires_async_loads(model: Path, draft: Path) -> None:
-    """A load that arrives layer by layer would end before vLLM runs the draft's layers."""
+    """vLLM runs the draft's layers after it has reported the outcome of the step's loads, which a
+    load that arrives layer by layer must precede.
+    """
     config = engine(model, speculative_config=speculation(draft))
     assert support.requires_async_loads(config, groups(attention()))
 

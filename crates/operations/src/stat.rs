@@ -32,8 +32,9 @@ Savings are tokens that engines loaded and did not compute, since the owner open
 an estimate of the time to compute them (field `savings`). PRICE is the price of an hour of all GPUs
 of one engine, in any currency; the money is an estimate.
 
-Exit code 1: a directory is absent, the owner reopens the store, or files of a store without an
-owner are damaged or unreadable. Exit code 2: no store, or the owner does not answer.
+Exit code 1: a directory is absent, the store is poisoned (a write or sync of its owner failed), or
+files of a store without an owner are damaged or unreadable. Exit code 2: no store, or the owner
+does not answer.
 
 Examples:
   ritornello stat /nvme/kv
@@ -193,7 +194,8 @@ fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     out
 }
 
-/// `is_priced`: the caller named the price of an hour of an engine's GPUs.
+/// Formats the text output for a store with an owner. `is_priced`: the caller named the price of an
+/// hour of an engine's GPUs.
 fn describe(dir: &Path, s: &CatalogStats, savings: Option<&Savings>, is_priced: bool) -> String {
     let mut out = table(&[]);
     let mut row = |name: &str, value: String| {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.lmcache")
 
-# Minimum deadlines in seconds; a long load may take up to 60 (`Store.time_limit`). A load that
+# Deadlines in seconds; the deadline of a long load is up to 60 (`Store.time_limit`). A load that
 # takes longer is assumed to be slower than computing.
 GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
@@ -63,7 +63,7 @@ class LMCacheStore(FailSafeStore):
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
     def find(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> Found:
-        """Looks up each key and, if `seconds` is not 0, leases the pages for that time."""
+        """Looks up each key and, if `seconds` is not 0, leases the stored pages for `seconds`."""
         none = Found([False] * len(keys))
         if not seconds:
             return Found(self.exists(scope, keys))

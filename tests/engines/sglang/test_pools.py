@@ -79,7 +79,7 @@ def test_generic_get_reads_pages_of_zero_copy_put(attach: Attach, layout: str) -
     assert contents(host, TO) == expected
 
 
-def test_layer_first_byte_orders_have_separate_scopes(attach: Attach) -> None:
+def test_layer_first_zero_copy_and_generic_pages_have_separate_scopes(attach: Attach) -> None:
     host = mha("layer_first")
     keys = hashes("orders")
     assert controller(host, attach(host))._page_set_zero_copy(keys, slots(host, FROM))

@@ -23,8 +23,8 @@ BLOCK = 32
 @dataclass
 class Mode:
     """Whether the connector remembers the blocks of prompts (`remembers`), and lends remembered
-    blocks (`lends`). `fails`: the index of the first block of a prompt that loads report as failed,
-    if any. They report all later blocks as failed too, and fill the failed blocks with zeros.
+    blocks (`lends`). `fails`: the index in a prompt of the first block that loads report as failed,
+    if any. Loads report all later blocks as failed too, and fill the failed blocks with zeros.
     """
 
     remembers: bool = False

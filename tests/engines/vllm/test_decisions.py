@@ -10,7 +10,8 @@ from harness import BLOCK, Engine, prompt
 
 from ritornello import Store
 
-# Pages that can be loaded for a prompt of 300 tokens: the full pages of its first 299 tokens.
+# Pages that can be loaded for a prompt of 300 tokens: the full pages of its first 299 tokens. vLLM
+# always computes the last token.
 PAGES = 299 // BLOCK
 
 

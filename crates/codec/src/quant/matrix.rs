@@ -1,7 +1,7 @@
 //! Quantises one matrix. For each group of numbers a frame stores the smallest number, which is
-//! exact, and a step. The code of a number is its distance from the smallest number in steps. Keys
-//! are grouped along a channel, because channels with large values are large in every token; values
-//! are grouped within a token.
+//! exact, and a step. The code of a number is its distance from the smallest number in steps. A
+//! group of keys has the numbers of one channel in consecutive tokens, because channels with large
+//! numbers are large in every token; a group of values has consecutive channels of one token.
 
 use super::number::{Number, ordered};
 

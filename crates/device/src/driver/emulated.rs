@@ -89,7 +89,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Moves bytes by `copy` on the thread of a stream, unless the device is broken, or breaks now.
+    /// Moves bytes by `copy` on the thread of a stream, unless the device has failed, or fails at
+    /// this move ([`Faults::fail_after`]).
     fn run_move(&self, copy: impl FnOnce()) {
         let delay = Duration::from_micros(self.faults.delay_micros.load(Ordering::Relaxed));
         if !delay.is_zero() {
@@ -219,7 +220,7 @@ impl Emulated {
         self.launches.load(Ordering::Relaxed)
     }
 
-    /// Number of events and streams that exist.
+    /// Number of events, and number of streams, that exist.
     #[must_use]
     pub fn handles(&self) -> (usize, usize) {
         (self.events.lock().len(), self.streams.lock().len())
@@ -256,7 +257,8 @@ impl Emulated {
         found.ok_or_else(|| Error::invalid("the emulated device has no such event"))
     }
 
-    /// Queues `copy`, which moves bytes. `copy` does not run if the device fails before its turn.
+    /// Queues `copy`, which moves bytes, on a stream. `copy` does not run if the device has failed,
+    /// or fails, when the stream reaches it.
     fn push_move(&self, stream: RawStream, copy: impl FnOnce() + Send + 'static) -> Result<()> {
         self.shared.check()?;
         let shared = Arc::clone(&self.shared);

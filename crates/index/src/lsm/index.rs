@@ -299,8 +299,8 @@ impl PrefixIndex for LsmIndex {
     }
 
     /// Compacts if necessary, and tunes the structure of the tree. Without calls of this method,
-    /// the size ratio and the maximum number of sorted runs per level keep their values of the
-    /// open.
+    /// the size ratio and the maximum number of sorted runs per level keep the values that they
+    /// had when the index was opened.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
             self.tuner.tune(&self.db)?;
@@ -309,8 +309,9 @@ impl PrefixIndex for LsmIndex {
         let budget = self.gauges.budget.load(Ordering::Relaxed);
         let appended = self.gauges.appended.load(Ordering::Acquire);
         let over = self.gauges.files(&self.db).0.bytes > budget;
-        // If only the worst case exceeds the budget, and nothing was appended since the last
-        // compaction, another compaction would not reduce the worst case.
+        // If the files are within the budget, and only their worst case (the bytes that they may
+        // reach without further inserts) exceeds it, compact only if batches were appended since
+        // the last compaction: without them a compaction would not reduce the worst case.
         if !over && (self.gauges.worst_bytes(&self.db) <= budget || appended == *last) {
             return Ok(());
         }

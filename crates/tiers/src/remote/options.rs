@@ -11,7 +11,7 @@ pub struct RemoteOptions {
     /// shorter; `None` writes pages uncompressed. Reads accept both.
     pub zstd: Option<i32>,
     /// Seals written objects with the first key, and accepts only objects sealed with one of these
-    /// keys.
+    /// keys; `None` writes, and accepts, only objects without a seal.
     pub keys: Option<Arc<KeyRing>>,
 }
 
