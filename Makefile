@@ -56,9 +56,9 @@ CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml t
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
 # `test-all` runs all suites, or its shard of them; `test` runs CORE_SUITES and `test-vllm`. Suites of
-# the core run one at a time, because some of them keep two cores busy at times. Most of their tests
-# wait and need no core, so suites of engines, which mostly keep one core busy, run beside them: two
-# at a time, long suites first.
+# the core run one at a time, because some of them keep two processors busy at times. Most tests of
+# the core only wait, so suites of engines, which mostly keep one processor busy, run beside the
+# suites of the core: two at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
 LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service lint-dependencies
 ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake test-serve-demo
@@ -342,8 +342,9 @@ test-sglang: $(STAMPS)/sglang $(STAMPS)/sources
 test-sglang-long: $(STAMPS)/sglang $(STAMPS)/s3
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m long || [ $$? -eq 5 ]
 
-# Compiled without optimization, which takes a third of the time. RustSec's database of advisories is on
-# a server that many machines do not reach: `$(DENY) check advisories` reads it.
+# Compiled without optimization, in a third of the time that optimization takes. `lint-dependencies`
+# does not check RustSec's advisories (`$(DENY) check advisories`), because many machines do not
+# reach their server.
 DENY := build/deny/bin/cargo-deny
 cargo-deny: $(DENY) ## cargo-deny, in build/deny
 $(DENY):

@@ -51,6 +51,10 @@ def can_store(fail_safe: FailSafeStore) -> bool:
     return outcome is not None and outcome.pages == len(KEYS)
 
 
+# Faults of a store's directory: each function makes its fault at `path`, and returns a function
+# that removes the fault.
+
+
 def occupied_by_file(path: Path) -> Callable[[], object]:
     path.write_text("a file")
     return path.unlink
@@ -116,6 +120,8 @@ settings = StoreSettings(str(path), capacity="1GiB")
 store = ritornello.connector.fail_safe.FailSafeStore(settings, getLogger(), lambda _: None)
 """
 
+# Ends while a background thread tries for the second time to open the store. Prints "failed" before
+# this attempt, which begins after a line on standard input.
 EXIT_WHILE_OPENING = f"""{PREAMBLE}
 open_store, attempts, begun = ritornello.connector.fail_safe.open_store, [], threading.Event()
 
@@ -134,6 +140,8 @@ begun.wait()
 time.sleep(0.3)
 """
 
+# The store cannot be opened at first, and its parent process forks. The child removes the fault and
+# opens the store.
 FORK_WHILE_OPENING = f"""{PREAMBLE}
 assert not store.open()
 child = os.fork()

@@ -310,7 +310,7 @@ def test_pools_that_are_not_served_begin_no_lookup(machine: Machine, early: Any)
     assert started(one) == 1
 
 
-def test_early_lookups_survive_without_thread(
+def test_early_lookups_survive_failed_thread_start(
     machine: Machine, early: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(thread: Thread) -> None:

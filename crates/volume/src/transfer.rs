@@ -40,9 +40,9 @@ pub struct Control {
     /// Once this flag is set, the call submits no further operation.
     pub cancelled: Option<Arc<AtomicBool>>,
     /// Send pages through staging even where they could move in place. Without effect on mapped
-    /// segments, on pages shorter than 4 KiB, and on pages that are in staging already. The copy is
-    /// faster where the caller's memory is in pages of 4 KiB and the block device accepts few
-    /// scatter-gather entries per operation.
+    /// segments, on pages shorter than 4 KiB, and on pages that are in staging already. A transfer
+    /// with this copy is faster if the caller's memory is in pages of 4 KiB and the block device
+    /// accepts few scatter-gather entries per operation.
     pub through_staging: bool,
     /// The order in which parts of the pages of a get are needed, and the waiters to notify. Puts
     /// ignore this field.

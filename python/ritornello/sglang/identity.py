@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 KV = "kv"
 MAMBA = "mamba"
-# Class and layout of host pools whose pages have the same byte order in both forms that SGLang
-# offers: a copy in one tensor, and a list of memory ranges (pieces). In these pools K and V (with
-# MLA, their common latent) are each in one piece, or in one piece for each layer.
+# Class and layout of host pools whose pages have their bytes in the same order in both forms that
+# SGLang offers: a copy in one tensor, and a list of memory ranges (pieces). In these pools K and V
+# (with MLA, their common latent) are each in one piece, or in one piece for each layer.
 ORDER_FREE = frozenset(
     {
         ("MHATokenToKVPoolHost", "page_first"),

@@ -75,14 +75,14 @@ fn azure_passes_backend_checks() {
 }
 
 #[test]
-fn gcs_restart_costs_hits() {
+fn gcs_restart_during_reads_costs_hits() {
     let mut server = Server::start(Kind::FakeGcs);
     let proxy = Proxy::before_gcs(server.port);
     check_server_restart(&mut server, &gs(proxy.port, "a"));
 }
 
 #[test]
-fn azure_restart_costs_hits() {
+fn azure_restart_during_reads_costs_hits() {
     let mut server = Server::start(Kind::Azurite);
     let address = az(server.port, "a");
     assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), long_deadline()), PAGES);
@@ -120,7 +120,7 @@ fn s3_is_found_by_address_or_environment() {
 }
 
 #[test]
-fn gcs_is_found_or_advice_is_given() {
+fn gcs_is_found_by_address_or_environment_and_faults_get_advice() {
     let server = Server::start(Kind::FakeGcs);
     let proxy = Proxy::before_gcs(server.port);
     let address = gs(proxy.port, "a");
@@ -146,7 +146,7 @@ fn gcs_is_found_or_advice_is_given() {
 }
 
 #[test]
-fn azure_is_found_or_advice_is_given() {
+fn azure_is_found_by_address_or_environment_and_faults_get_advice() {
     let server = Server::start(Kind::Azurite);
     let address = az(server.port, "a");
     assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), long_deadline()), PAGES);

@@ -14,8 +14,9 @@ const TRANSFER_BYTES_MIN: u64 = 8 << 20;
 /// machine disturbs a shorter measurement.
 const MEASURED_BYTES_MIN: u64 = 128 << 20;
 /// Percentage of a transfer's time for which each lane of the busiest volume computes, on average.
-/// The busiest volume is the volume whose lanes together compute longest. Above this percentage,
-/// later transfers use one more lane for each volume.
+/// A lane computes while it does not wait for I/O; the busiest volume is the volume whose lanes
+/// together compute longest. Above this percentage, later transfers use one more lane for each
+/// volume.
 const BUSY: u64 = 90;
 /// Percentage of a transfer's time for which each lane of the busiest volume would compute if the
 /// volume had one lane less. Below this percentage, later transfers use one lane less for each

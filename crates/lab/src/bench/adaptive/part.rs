@@ -19,9 +19,9 @@ const RUN_PAGES: usize = 32;
 /// Interval of index maintenance; [`SYNC_EVERY`] is the interval of syncs.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
-/// Minimum number of samples of the index's levels and sorted runs in one replay of all ten stages;
-/// such a replay takes fewer than twice this number. A workload of fewer requests has a sample per
-/// request.
+/// Minimum number of samples of the index's levels and sorted runs during the warm-up and all ten
+/// stages together, which take fewer than twice this number. A workload of fewer requests has a
+/// sample per request.
 const SAMPLES: usize = 400;
 /// An interval, and a limit of processor time in seconds. If this process uses less processor time
 /// than the limit within the interval, its compactions count as ended.
@@ -92,9 +92,13 @@ struct Variant<'a> {
     index: &'a LsmIndex,
     sequences: &'a [(Vec<PageHash>, usize)],
     all: Times,
+    /// Microseconds of the puts while the tree did not have its target setting.
     moving: Vec<f64>,
+    /// Microseconds of the puts while the tree had its target setting.
     resting: Vec<f64>,
+    /// Whether the tree did not have its target setting at the last [`Variant::sample`].
     is_moving: bool,
+    /// Number of operations of the index at the last sample that was added to the answer.
     decided: u64,
     answer: Answer,
 }

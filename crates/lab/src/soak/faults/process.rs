@@ -1,4 +1,5 @@
-//! The process of a client of `soak --faults`, as the command sees it.
+//! A client of `soak --faults` in the process of the command, which starts, orders and kills the
+//! client's own process.
 
 use super::client::UNREPORTED_MAX;
 use super::message::{Answer, Order, State, receive, send};
@@ -25,7 +26,8 @@ pub struct Reports {
     pub state: State,
     /// Numbers of the flushed sequences, which must be found.
     pub flushed: BTreeSet<u64>,
-    /// The last answer to [`Order::Check`], until taken.
+    /// The last answer to [`Order::Check`], until it is taken: the numbers of the lost sequences,
+    /// and why the last of them was lost.
     pub checked: Option<(Vec<u64>, String)>,
     /// Sums of the fields of [`State`] with the same names over earlier processes; `slowest` is the
     /// maximum over them.
