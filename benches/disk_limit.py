@@ -1,4 +1,6 @@
-"""The limit of a disk: four threads write or read one preallocated file by direct I/O of 1 MiB."""
+"""The limit of a disk: four threads write or read one preallocated file by direct I/O, 1 MiB at a
+time.
+"""
 
 import os
 from collections.abc import Callable

@@ -114,7 +114,7 @@ fn request_in_single_bytes_is_answered() {
 }
 
 #[test]
-fn headers_without_end_lose_their_connection() {
+fn connection_with_unfinished_headers_is_closed() {
     let service = service();
     let mut slow = connect(service.address());
     slow.write_all(b"GET /livez HTTP/1.1\r\nHost: ").unwrap();

@@ -23,9 +23,9 @@ class PrefixMatch:
     `leases` protect the pages of the prefix from eviction. `stored`: for each group, the number of
     leading pages that saves skip: pages that are stored, and pages before the group's window.
     `pending`, `tiers` and `decision`: see `store.StoreHit`, for pages of `page_tokens` tokens.
-    `present`: leading pages of full attention that are stored. `declined`: such pages are stored,
-    and the gate chose to load none of them. `whole`: tokens that full attention permits to load; 0
-    without full attention.
+    `present`: leading pages of full attention that are stored. `declined`: `present` is not 0,
+    and the gate chose to load none of these pages. `whole`: tokens that full attention permits to
+    load; 0 without full attention.
     """
 
     tokens: int

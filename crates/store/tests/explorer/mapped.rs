@@ -71,7 +71,9 @@ struct MappedHistory {
     rng: Rng,
     dir: tempfile::TempDir,
     process: Process,
+    /// For each sequence, the pages that must be stored: flushed, and not removed since.
     least: Vec<Pages>,
+    /// For each sequence, the pages that may be stored: put, and not durably removed since.
     most: Vec<Pages>,
 }
 

@@ -36,8 +36,8 @@ impl EvictionContext for ProtectedByPut<'_> {
 
 impl Store {
     fn new(policy: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
-        // Eviction rounds what it cuts up to whole chunks, here of one unit, and then to whole
-        // pages: a request for one page evicts one page.
+        // Eviction rounds the requested units upwards, to whole chunks (here of one unit) and then
+        // to whole pages: a request for the units of one page evicts one page.
         Self { tree: Tree::new(policy, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
 
