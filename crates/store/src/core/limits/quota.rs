@@ -118,9 +118,10 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // The build does not end while removals are in progress. The removed pages are no longer
-            // in the index, so this policy may not have counted these pages. If the build ended
-            // now, the rest of the removals would subtract them from it (`Usage::remove`).
+            // The build does not end while removals are in progress. The removed pages are no
+            // longer in the index, so this policy may not have counted these pages. If the build
+            // ended now, the rest of the removals would subtract them from the policy
+            // (`Usage::remove`).
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {

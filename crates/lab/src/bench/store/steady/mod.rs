@@ -39,7 +39,7 @@ const SEQUENCE_SHARE: u64 = 64;
 /// Number of sets put into the fresh store before gets are timed: few enough that the store evicts
 /// nothing.
 const FRESH_SETS: u32 = 8;
-/// Number of rounds; the report has medians.
+/// Number of measurements of the rates of puts and gets; the report has their medians.
 const ROUNDS: u32 = 5;
 /// Maximum pages per get whose latency is measured. [`LATENCY_TIME`] is the duration of one
 /// measurement of latencies.
