@@ -8,10 +8,10 @@ use ritornello_store::{LeaseNumber, Leased};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The longest stored prefix of the keys, leased, or its leading pages that the limit on the leases
-/// of a process permits: its pages stay readable until `release()`, until the lease expires, until
-/// this process loses its connection to the store's owner, or until the owner ends or reopens the
-/// store.
+/// A leased prefix: the longest stored prefix of the keys, or fewer of its leading pages if the
+/// limit on the leases of a process permits no more. The pages stay readable until `release()`,
+/// until the lease expires, until this process loses its connection to the store's owner, or until
+/// the owner ends or reopens the store.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct LeasedPrefix {
     pages: usize,
