@@ -164,8 +164,8 @@ def test_refused_draft_is_named_in_one_line(
 
 
 def test_draft_requires_async_loads(model: Path, draft: Path) -> None:
-    """vLLM runs the draft's layers after it has reported the outcome of the step's loads, which a
-    load that arrives layer by layer must precede.
+    """vLLM runs the draft's layers after it has reported the outcome of the step's loads. A load
+    that arrives layer by layer would have to end before this report.
     """
     config = engine(model, speculative_config=speculation(draft))
     assert support.requires_async_loads(config, groups(attention()))

@@ -33,7 +33,9 @@ class Mode:
 
 
 MODE = Mode()
+# Copies of the blocks of each remembered prompt, by layer.
 REMEMBERED: dict[tuple[int, ...], dict[str, Any]] = {}
+# For each load, the number of blocks that it filled, failed blocks included.
 LENT: list[int] = []
 
 

@@ -54,6 +54,7 @@ pub struct History {
     bounds: Bounds,
     /// Retained pages, flushed or not: the sequence, its pages, and the end in seconds since 1970.
     retained: Vec<(usize, Pages, u64)>,
+    /// Leases in force: the lease, the sequence, and its leased pages.
     leased: Vec<(LeaseNumber, usize, Pages)>,
     /// Value of the owner's counter `retentions_displaced` when the history last read it.
     displaced: u64,
@@ -67,6 +68,7 @@ pub struct History {
     promoted_client: Option<Client>,
     /// Number of scopes that [`Self::make_scopes`] has created.
     salts: u64,
+    /// The directory of the absent volume, if a volume is absent.
     absent: Option<&'static str>,
     verbose: bool,
     /// The current operation, for messages.

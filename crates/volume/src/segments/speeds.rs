@@ -176,7 +176,7 @@ mod tests {
         for _ in 0..50 {
             speeds.moved(Moved::Read, 0, 128 << 20, SECOND);
         }
-        assert!(speeds.get()[0].abs_diff(128 << 10) < 10, "old measurements fade");
+        assert!(speeds.get()[0].abs_diff(128 << 10) < 10, "old measurements must fade");
     }
 
     #[test]
