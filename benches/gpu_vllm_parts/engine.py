@@ -169,8 +169,8 @@ class Engine:
                 yield int(output.request_id), answer
 
     def prompt_digests(self, tokens: int) -> list[int]:
-        """Returns the digests of the blocks before the block of the prompt's last token, for a
-        prompt of `tokens` tokens, of the request that ended last.
+        """Returns digests of blocks of the request that ended last, with a prompt of `tokens`
+        tokens: of all blocks before the block that holds the prompt's last token.
         """
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
         # Leave out the block of the last token. vLLM computes this token even if all others were

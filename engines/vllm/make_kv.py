@@ -8,7 +8,8 @@ Trains the model of `make_model.py` on this repository's prose and Python for so
 fixed seed. Then runs the model over two texts that it has not seen: Python, a language of the
 training (the set `trained`), and Rust (the set `other`). Tensors are named `SET.N.q`, `SET.N.k` and
 `SET.N.v` for layer N. They are bfloat16, tokens x heads x numbers per head, as an engine caches
-them (after rotary embedding), and cover the last tokens of the model's input.
+them (after rotary embedding). Queries cover the last `--queries` tokens of the model's input, keys
+and values the last `--keep` tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Recorded = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def text(*patterns: str) -> torch.Tensor:
-    """Returns the files as tokens: bytes, offset by the model's special tokens."""
+    """Returns one token for each byte of the files: the byte plus 3, because the model's tokens 0
+    to 2 are special.
+    """
     files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
     data = b"\n".join(path.read_bytes() for path in files)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).long() + 3

@@ -313,7 +313,7 @@ def test_row_without_runs_to_compare_has_no_ratios() -> None:
     assert row.answers_as_alone is None
 
 
-def test_failed_requests_are_counted_and_unpaired() -> None:
+def test_failed_requests_are_counted_and_break_report() -> None:
     made = report(
         (Setup(ALONE), measured(4.0)), (Setup(OFFLOADING_DISK), measured(1.0, failed=2, disk=9))
     )

@@ -275,7 +275,7 @@ def test_choice_of_the_gate_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     rig.tier.close()
 
 
-def test_chunks_are_found_after_the_chunks_that_vllm_has(
+def test_chunks_after_the_choice_of_the_gate_are_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = TierHarness(tmp_path / "disk", tiers=[f"disk {tmp_path}/disk 64MiB"])

@@ -273,7 +273,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn owner_that_computes_for_too_long_is_not_reported_as_stopped() {
+    fn owner_that_answers_too_late_is_not_reported_as_silent() {
         let (near, _far) = UnixStream::pair().unwrap();
         let mut channel = Channel::new(Arc::new(near), Duration::from_millis(10)).unwrap();
         let until = Instant::now() + Duration::from_millis(50);

@@ -311,8 +311,9 @@ impl DevicePages {
             // Keep the device: a dropped device does not queue gathers that still wait.
             let _memory = memory;
             let stored = Cell::new(0_usize);
-            // Put the stored pages again without their bytes: this marks them as used, and retains
-            // them if `options` says so.
+            // Puts the pages from `stored` to below `end`. The first call includes the leading
+            // pages that are stored already, without their bytes: this marks them as used, and
+            // retains them if `options` has a retention.
             let put = |end: usize, slots: &dyn PageSource, control: &Control| {
                 let from = stored.get();
                 let before = from.checked_sub(1).map(|last: usize| keys[last].into());

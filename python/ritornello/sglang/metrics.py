@@ -40,10 +40,11 @@ REASONS = {
     "missed_pages": "Pages that were to be loaded and were not, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "refused_pages": "Pages that SGLang passed in a form that is not served, by reason.",
-    "gate_decisions": "Gate decisions (all, some, none).",
+    "gate_decisions": "Decisions of the gate to load all, some or none of the pages found.",
     "prefetches": "Prefetches of pieces of prompts, by outcome.",
     "tier_written_pages": "Pages written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Pages that were not written to a tier, by tier.",
+    "tier_dropped_pages": "Pages not written to a tier because its queue was full or the write "
+    "failed, by tier.",
     "tier_lost_pages": "Pages not written to a tier because no other tier could supply them, "
     "by tier.",
     "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "

@@ -117,8 +117,8 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
             self._facts = composition.FactsCollector(workers)
         self._guard: WeightGuard | None = None
         if role is KVConnectorRole.SCHEDULER:
-            # vLLM reads `kv_load_failure_policy` after this constructor returns. A failed load must
-            # not fail a request.
+            # Set vLLM's `kv_load_failure_policy` to "recompute", so that a failed load fails no
+            # request. vLLM reads the policy after this constructor returns.
             outer = self._engine or vllm_config
             if composition.recompute(outer) and self._engine is not None:
                 logger.warning("ritornello: %s", composition.POLICY_LINE)
@@ -163,12 +163,14 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         return kernels.block_layout(vllm_config, spec)
 
     def _workers_measure_prefills(self) -> bool:
-        """Returns whether a worker computes a step between its hooks, whose times it measures."""
+        """Returns whether workers measure prefills: a worker computes a step between two calls of
+        its hooks, so the time between them is the step's.
+        """
         return True
 
     def _observe_prefills(self) -> None:
-        """Has prefills measured in the scheduler's process, if the workers cannot. Called after
-        `guard_of_engine`.
+        """Starts to measure prefills in the scheduler's process, in a subclass whose workers cannot
+        measure them. Called after `guard_of_engine`.
         """
 
     def _loads_apart(self) -> bool:

@@ -1,6 +1,6 @@
 """Plans the saves of each step: which pages of which requests are full and unsaved.
 
-A request that computes one token per step fills a page at predictable steps. The request is
+A request that computes one token per step fills its pages at predictable steps. A request is
 examined for full pages at these steps, in steps that compute several of its tokens, and after its
 blocks changed, a load failed, or a worker reported a save to repeat.
 
@@ -11,10 +11,10 @@ synchronous load of the step failed (inside MultiConnector, `deferred` handles f
 last two cases the saves are planned again.
 
 Invariants:
-* The first `RequestState.saved` pages of each group of a request are not planned again: they are
-  stored, are being saved, or will not be saved. Until vLLM admits the request again, the number
-  decreases only if a load of this or another connector failed, or if a worker reports a save to
-  repeat.
+* `RequestState.saved` has for each group of a request the number of its leading pages that are not
+  planned again: they are stored, are being saved, or will not be saved. Until vLLM admits the
+  request again, the number decreases only if a load of this or another connector failed, or if a
+  worker reports a save to repeat.
 * Inside MultiConnector a page is saved only after the outcome of the loads from which it was
   computed is known (`deferred`).
 """
@@ -60,7 +60,9 @@ class SavePlan:
         self._cache = cache
 
     def add_request(self, request_id: str) -> None:
-        """Examines a request in the next step, because its blocks changed."""
+        """Schedules a request for examination in the next step, and drops its deferred saves,
+        because its blocks changed.
+        """
         self._due_requests.append(request_id)
         if self._deferred is not None:
             self._deferred.drop_request(request_id)
@@ -97,8 +99,9 @@ class SavePlan:
         return self._deferred.plan(step, saves, self._cache)
 
     def complete_step(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
-        """Takes the outcome of the steps up to number `step`, and cancels saves of pages that were
-        computed from a failed load. `invalid`: blocks that failed to load; `failed`: requests whose
+        """Takes the outcome of the steps up to number `step`. Cancels deferred saves of pages that
+        were computed from a failed load, marks these pages as unsaved, and evicts their blocks from
+        vLLM's prefix cache. `invalid`: blocks that failed to load; `failed`: requests whose
         load failed, where vLLM cannot name blocks. Does nothing outside MultiConnector.
         """
         if self._deferred is None:

@@ -85,7 +85,7 @@ struct Pair {
 impl Pair {
     /// Returns a run that both indexes hold: its name in `art`, its name in `memory`, and its
     /// number of pages. `pick` selects the run among all runs in order of generation, modulo their
-    /// number.
+    /// number. Returns `None` if there is no run, or the selected run has no page left.
     fn pick(&self, pick: usize) -> Option<(RunId, RunId, u32)> {
         let mut runs = Vec::new();
         self.memory.for_each(&mut |run, view| runs.push((view.place.generation, run, view)));
@@ -222,7 +222,7 @@ fn run_with_too_many_extents_is_refused() {
     let index = open(dir.path());
     insert(&index, 2, None, &pages(1, 5), 1).unwrap();
     let before = contents(&index);
-    // The place has one extent per page, which is more than 64 KiB of extents.
+    // The place has one extent for the header and one for each page: more than 64 KiB of extents.
     let keys = pages(2, 6000);
     let mut scattered = place(2, 6000);
     let segment = scattered.extents[0].segment;
@@ -353,7 +353,7 @@ fn damage_only_causes_misses_or_dropped_runs() {
             let mut bytes = std::fs::read(entry.path()).unwrap();
             let random =
                 crate::synthetic::mix(seed << 8 | u64::from(entry.file_name().len() as u8));
-            // Damage only the part of the file before its last byte that is not zero: the files are
+            // Damage only the part of the file up to its last byte that is not zero: the files are
             // preallocated.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             if used > 0 && seed % 4 != 3 {

@@ -123,7 +123,7 @@ pub fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
     (0..u64::from(length)).map(|at| key(scope, path, at)).collect()
 }
 
-/// A function that returns the medium which an index uses over a simulated disk.
+/// Returns the medium through which an index uses a simulated disk.
 type MediumOver = Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>;
 
 pub struct Pair {

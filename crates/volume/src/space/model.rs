@@ -17,9 +17,10 @@ enum Action {
     /// Frees run `which` modulo the number of runs; if `tail`, only the last of its extents if it
     /// has several.
     Free { which: usize, tail: bool },
-    /// Frees a unit of hole `which` modulo the number of holes, which must fail.
+    /// Frees a unit that is already free, in hole `which` modulo the number of holes: must fail.
     FreeAgain { which: usize },
-    /// Replaces the space by a new space with the same segments, in which all runs are marked.
+    /// Replaces the space by a new space with the same segments, and marks the extents of all runs
+    /// as used.
     Reopen,
 }
 

@@ -24,8 +24,8 @@ class ChangeCounters:
 
     @classmethod
     def create(cls, slots: int) -> tuple["ChangeCounters", Path]:
-        """Returns counters at zero, and the file that other processes attach to, which the caller
-        unlinks afterwards.
+        """Returns counters at zero, and the file to which other processes attach. The caller
+        unlinks the file after they have attached.
         """
         folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         file, name = tempfile.mkstemp(prefix="ritornello-weights-", dir=folder)

@@ -11,7 +11,7 @@ use std::path::Path;
 /// The built-in sample. `engines/vllm/make_kv.py` wrote it; the command is in `docs/codecs.md`.
 static SAMPLE: &[u8] = include_bytes!("../../../fixtures/kv.safetensors");
 
-/// Heads of keys, heads of queries, numbers per head, and tokens of the synthetic data.
+/// Shape of the synthetic data: heads of keys, heads of queries, numbers per head, tokens.
 const SYNTHETIC: (usize, usize, usize, usize) = (8, 16, 128, 512);
 /// Number of tokens that have queries: the last tokens of the synthetic data.
 const SYNTHETIC_QUERIES: usize = 32;
@@ -77,7 +77,7 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
             let name = format!("{layer}.{part}");
             tensors.cube(&name).ok_or_else(|| {
                 unusable(&format!(
-                    "{name} is missing, or no tensor of tokens x heads x numbers of two bytes"
+                    "{name} is missing, or not a tensor tokens x heads x numbers of two bytes"
                 ))
             })
         };

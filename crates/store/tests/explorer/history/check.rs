@@ -46,7 +46,8 @@ impl History {
     }
 
     /// Checks all crash states that are not checked yet. `before`: the bounds when the operation
-    /// began. A state may contain any page that `before` or the current bounds permit.
+    /// began. A state may contain any page that `before` or the current bounds permit. While a
+    /// volume is absent, a page must be present only if it is visible by both bounds.
     pub(super) fn check_recorded_since(&mut self, before: &Bounds) {
         let most = before.most.iter().zip(&self.bounds.most).map(|(a, b)| a | b).collect();
         let visible = before.visible.iter().zip(&self.bounds.visible).map(|(a, b)| a & b).collect();
