@@ -82,7 +82,7 @@ class ChatAnswer:
 
 @dataclass
 class VLLMServer(Engine):
-    """`kv_blocks`: KV blocks of the engine's memory; None means all that fit."""
+    """`kv_blocks`: number of KV blocks of the engine; None means all that fit in 2 GiB."""
 
     kv_blocks: int | None = None
 
@@ -117,8 +117,8 @@ class VLLMServer(Engine):
         request_id: str,
         options: dict[str, Any] | None = None,
     ) -> ChatAnswer:
-        """Returns the greedy answer to a conversation. vLLM makes its id of the request from
-        `request_id`. `options`: the connector's options of the request.
+        """Returns the greedy answer to a conversation. vLLM derives the id that it returns
+        from `request_id`. `options`: the connector's options of the request.
         """
         body = {
             "model": "demo",

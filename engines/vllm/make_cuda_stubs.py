@@ -3,9 +3,9 @@
 GPU.
 
 The package index has torch with CUDA only, and torch cannot be imported if the CUDA libraries to
-which it is linked are missing. Each symbol that torch needs from one of them becomes a function,
-most of which return 100 (cudaErrorNoDevice), so that torch loads, finds no device, and runs on the
-CPU.
+which it is linked are missing. A stub defines each symbol that torch needs from its library as a
+function. Most of these functions return 100 (cudaErrorNoDevice), so that torch loads, finds no
+device, and runs on the CPU.
 
     python3 make_cuda_stubs.py SITE_PACKAGES        # needs gcc and readelf; about two seconds
 

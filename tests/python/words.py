@@ -83,7 +83,9 @@ Block = list[Line]
 
 
 def paragraphs(lines: Iterable[Line]) -> Iterator[Block]:
-    """Splits Markdown into paragraphs, list items and cells of tables; skips code and headings."""
+    """Splits a document, or the text of comments, into paragraphs, list items and cells of tables,
+    as Markdown; skips code and headings.
+    """
     block: Block = []
     fenced = False
     for number, text in lines:

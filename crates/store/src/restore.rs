@@ -195,10 +195,11 @@ fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
     Some(merged)
 }
 
-/// Returns a key that orders copies of the manifest by age. Copies of one owner have equal epochs,
-/// and almost always equal generations. They are ordered by the number of volumes and then of
-/// retired volumes, which both never decrease. At equal numbers they are ordered by the sum of the
-/// volumes' first segment numbers, which decreases only when a volume is retired.
+/// Returns a key that orders copies of the manifest, oldest first: by owner epoch and generations.
+/// Copies of one owner have equal epochs, and almost always equal generations, so the key continues
+/// with the number of volumes and the number of retired volumes, which both never decrease, and
+/// with the sum of the volumes' first segment numbers, which decreases only when a volume is
+/// retired.
 fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
     let volumes = &copy.volumes;
     let retired = volumes.iter().filter(|volume| volume.is_retired()).count();
@@ -296,8 +297,8 @@ impl Directory {
         }
     }
 
-    /// Refuses a directory in which a store cannot be restored: it has files that an
-    /// interrupted restore of `store` did not make.
+    /// Refuses a directory that holds a store, except an interrupted restore of `store`, or that
+    /// holds `index` or `segments` without a manifest.
     fn check_restorable(&self, store: [u8; 16]) -> Result<()> {
         let names = match self.medium.list(self.path()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

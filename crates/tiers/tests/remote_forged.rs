@@ -237,7 +237,8 @@ fn swapped_pages_are_rejected() {
         before[tags + 2 * 32..].swap_with_slice(&mut after[..32]);
         assert_eq!(rejected(&remote, &SCOPE, &name, &object), WRONG_TAG);
 
-        // Under the same name, store the object of 128 pages, then an object of another scope.
+        // Under the same name, store the object of 128 pages, then an object of another scope:
+        // unchanged, and with this scope in its header.
         let longer = remote.value(&remote.name(&SCOPE, 128));
         assert_eq!(rejected(&remote, &SCOPE, &name, &longer).damaged, 1);
         let other = remote.value(&remote.name(&OTHER, 16));

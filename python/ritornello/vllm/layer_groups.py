@@ -18,8 +18,8 @@ class LayerGroups:
         self._arrived = 0
 
     def set(self, group_of: Mapping[str, int]) -> None:
-        """Sets the group of each layer, by index. With a single group, loads do not arrive layer by
-        layer.
+        """Sets the number of each layer's group, by the layer's name. With a single group, loads do
+        not arrive layer by layer.
         """
         self._group_of = dict(group_of) if len({*group_of.values()}) > 1 else {}
         self._unannounced = set(self._group_of)

@@ -156,8 +156,8 @@ impl LineQueue {
     }
 
     /// Waits for the next line, and returns it; `None` if the queue is closed and empty, and in a
-    /// forked child. If `throttle` omitted lines of a statement, a line with their number comes
-    /// after the statement's minute: before the next line of level info or more severe, or at the
+    /// forked child. If `throttle` omitted lines of a statement within a minute, a line with their
+    /// number comes after this minute: before the next line of level info or more severe, or at the
     /// end of 10 seconds without a line.
     #[must_use]
     pub fn take(&self) -> Option<Line> {

@@ -75,8 +75,8 @@ impl Mix {
 /// 1 because levels fill up and empty, and the last level is seldom full. [`FILLED`], [`ABSORBED`]
 /// and [`MADE`] are fitted to a replay of RocksDB's rules, which the tests repeat.
 const FILLED: f64 = 0.45;
-/// Mean number of times that one merge rewrites an entry whose run can absorb smaller runs. On each
-/// level there are `(T - 1) / K` such merges.
+/// Mean number of times that an entry is rewritten by one merge in which its run absorbs smaller
+/// runs. On each level there are `(T - 1) / K` such merges.
 const ABSORBED: f64 = 0.7;
 /// Mean number of times that an entry is rewritten, on each level, by the merge that makes its run
 /// from smaller runs.

@@ -5,7 +5,8 @@ use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// Two lists: pages that were put once and not used since, and all other pages. If a page is put
-/// again soon after its eviction, the target length of the list that it was evicted from grows.
+/// again while its evicted key is remembered, the target length of the list from which it was
+/// evicted grows.
 ///
 /// Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST '03; here with
 /// lengths in units instead of numbers of pages.

@@ -55,7 +55,8 @@ impl Sample {
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
     }
 
-    /// Begins a sequence: `pages`, which follow the page `after`.
+    /// Begins a sequence: `pages`, which follow the page `after`. If `after` is not the remembered
+    /// end of a sequence, no shadow counts as having the pages before.
     pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
         self.prefix = match after {
             None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },
