@@ -78,8 +78,8 @@ class NodeService(Process):
             raise ServerError(f"{self.name}: no answer ({error}); see {self.log}") from error
 
     def _command(self) -> list[str]:
-        # With `--must-own` the command ends if another process owns the store: explanations would
-        # then also show evictions from before this process started.
+        # With `--must-own` the command fails if another process owns the store. Without it, that
+        # owner would answer, and explain evictions from before this process started too.
         listen = ["--must-own", "--http", f"127.0.0.1:{self.port}"]
         return [str(COMMAND), "serve", str(self.store), *listen]
 

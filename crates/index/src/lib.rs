@@ -171,9 +171,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// index is poisoned. In each case nothing is changed.
     fn insert(&self, run: &NewRun<'_>) -> Result<RunId>;
 
-    /// Records in a chained scope that page `child` follows page `parent`; `child` must be the
-    /// first page of a run without a known parent. Does nothing if either page does not exist, or
-    /// `child` is attached already.
+    /// Records in a chained scope that page `child` follows page `parent`. Does nothing if either
+    /// page does not exist, or if `child` is not the first page of a run, is in the run of
+    /// `parent`, or is attached already.
     fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash);
 
     /// Cuts run `run` after `keep` pages. In chained scopes all descendants of the removed pages

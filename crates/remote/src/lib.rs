@@ -7,8 +7,8 @@
 //! pages in this remote miss until the server is up. The first call of a remote creates its threads
 //! and connections, so that a process may fork before that call. Every request to an object store
 //! has a timeout, so that no thread waits without limit. This crate sets no timeout for calls of
-//! directories and of registered backends. Errors are classified: `Retry` if a retry can succeed,
-//! `Fatal` with advice if the configuration must change first.
+//! directories and of registered backends. Errors of requests are classified: `Retry` if a retry
+//! can succeed, `Fatal` with advice if the configuration must change first.
 //!
 //! **Must not know** the meaning of values: for this crate a value is bytes with a name.
 

@@ -89,7 +89,7 @@ fn volume_of_another_user_is_absent() {
 }
 
 #[test]
-fn segment_of_another_user_is_absent() {
+fn linked_or_foreign_segment_is_absent() {
     let root = tempfile::tempdir().unwrap();
     filled(root.path());
     let segment = segment_in(&root.path().join("b"));

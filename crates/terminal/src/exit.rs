@@ -40,7 +40,7 @@ pub struct Failure {
     pub status: Status,
     /// The error, in one line.
     pub line: String,
-    /// Advice for the user; empty if [`line`](Self::line) says it.
+    /// Advice for the user, printed after `try:`; empty if [`line`](Self::line) says it.
     pub advice: String,
 }
 

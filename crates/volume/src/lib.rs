@@ -4,9 +4,9 @@
 //! in the best I/O mode that works (`io_uring`, a thread pool, the page cache, or copies where the
 //! files are in memory), with checksums over their headers and pages. `Staging` is the memory, in
 //! huge pages where the machine has them, that pages pass through if the caller's own memory cannot
-//! be used for direct I/O, slows it down, or is needed back before the I/O ends. `space` allocates
-//! extents. `baseline` measures the speed of disk and memory. `ThreadPool` runs jobs on threads,
-//! for this crate and the crates above it.
+//! be used for direct I/O, makes this I/O slow, or is needed back before the I/O ends. `space`
+//! allocates extents. `baseline` measures the speed of disk and memory. `ThreadPool` runs jobs on
+//! threads, for this crate and the crates above it.
 //!
 //! **Promises.** If a read reports a page as verified, the caller's memory holds the page that was
 //! written under its key in its generation: byte for byte, unless a lossy codec encoded the page.

@@ -51,7 +51,7 @@ def packing(vllm_config: "VllmConfig") -> str:
 
 
 def _instruction_set(vllm_config: "VllmConfig", block_tokens: int, head_size: int) -> Any:
-    """Returns the instruction set of vLLM's CPU attention for a shape of blocks."""
+    """Returns the instruction set for which vLLM's CPU attention packs blocks of this shape."""
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype

@@ -24,11 +24,11 @@ pub struct RunOptions {
     /// Bytes of encoded runs that a checkpoint gathers in memory before it writes them in one
     /// write.
     pub checkpoint_write_bytes: usize,
-    /// Whether the previous owner recorded a clean end of the store. It does not after a failed
-    /// sync, a kill or a failed open, while a volume or segment is absent, or while a write may be
-    /// in flight. If the value is `false`, the bytes of the files may exist in the page cache only,
-    /// and a sync of these files would report success without writing them. The open therefore
-    /// rewrites the whole index into new files before it returns.
+    /// Whether the previous owner recorded a clean end of the store. No owner records one after a
+    /// failed sync, a kill or a failed open, while a volume or segment is absent, or while a write
+    /// may be in flight. If the value is `false`, the bytes of the files may exist in the page
+    /// cache only, and a sync of these files would report success without writing them. The open
+    /// therefore rewrites the whole index into new files before it returns.
     pub clean: bool,
 }
 

@@ -75,7 +75,8 @@ pub struct ServeArgs {
     /// Answer over HTTP on this address, such as 127.0.0.1:7007
     #[arg(long, value_name = "ADDRESS")]
     pub http: Option<SocketAddr>,
-    /// File of tokens: a line per token, `read`, `operate` or `admin` and the token; mode 0600
+    /// File of tokens: a line per token, `read`, `operate` or `admin` and the token; mode 0600 or
+    /// 0400
     #[arg(long, value_name = "FILE", requires = "http")]
     pub tokens: Option<PathBuf>,
     /// Encrypt connections with this certificate: a PEM file, with the certificates that lead to its

@@ -21,7 +21,7 @@ impl Space {
     /// 3. pieces on several volumes.
     ///
     /// While segments can still be created, all pieces of a run are on one volume, and a run has at
-    /// most one piece more than the segments that its length needs. If there is a
+    /// most one piece more than the number of segments that its length needs. If there is a
     /// [`Space::growing_volume`], no other volume is tried, so that volumes fill evenly.
     pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
@@ -57,9 +57,9 @@ impl Space {
         self.order().into_iter().find(takes).filter(|at| self.can_grow(*at))
     }
 
-    /// Takes the largest holes of `volumes` until the remainder fits the largest hole left, then
-    /// the smallest hole on the volume of that hole that fits the remainder. If runs could be cut
-    /// anywhere, no other choice would have fewer pieces.
+    /// Takes the largest holes of `volumes` until the remainder of the run fits the largest hole
+    /// left. Puts the remainder into the smallest hole on that hole's volume that is long enough.
+    /// If runs could be cut anywhere, no other choice would have fewer pieces.
     fn pieces(&self, shape: RunShape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
         let mut cursors: Vec<_> = volumes
             .iter()

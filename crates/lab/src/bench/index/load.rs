@@ -149,7 +149,7 @@ impl Load {
         }
     }
 
-    /// Returns the pages of a sequence, and how many of them an earlier sequence inserted.
+    /// Returns the pages of a sequence, and how many of its leading pages earlier sequences have.
     #[must_use]
     pub fn sequence(&self, number: u64) -> (Vec<PageHash>, usize) {
         if let Some((trace, known)) = &self.trace {

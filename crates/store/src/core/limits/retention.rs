@@ -41,7 +41,7 @@ impl StoreCore {
     }
 
     /// Retains the runs of the stored pages among `pages`, and their ancestors, until the system
-    /// clock shows `until`; zero for no retention.
+    /// clock shows `until`. Does nothing if `until` is zero.
     pub(crate) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
         if until == 0 {
             return;
