@@ -1,5 +1,5 @@
 """Measures copies between pinned slots and blocks on the device, by each way of this project, and
-by PyTorch and Triton alone; and how much moves slow down matrix products.
+by PyTorch and Triton without it; and how much moves slow down matrix products.
 """
 
 from collections.abc import Callable
@@ -101,7 +101,9 @@ def _moves(
 
 
 def _alternatives(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> list[Copy]:
-    """Returns scatters by PyTorch and Triton alone, from pinned pages without gaps."""
+    """Returns scatters by PyTorch or Triton, without this project, from pinned pages without
+    gaps.
+    """
     host = torch.empty((len(order), shape.layers, shape.piece), dtype=torch.uint8, pin_memory=True)
     index = torch.tensor(order, device=rig.torch_device)
     table = torch.tensor(

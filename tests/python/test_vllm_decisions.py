@@ -34,7 +34,7 @@ def noted(store: FakeStore) -> list[tuple[str, str, int, int, int, str]]:
     ]
 
 
-def test_waiting_request_is_recorded_once(side: SchedulerSide, store: FakeStore) -> None:
+def test_repeated_lookup_is_recorded_once(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(6 * TOKENS)
     keep(store, asked, 4)
     for _ in range(3):

@@ -12,7 +12,8 @@ const SECTOR: usize = 512;
 /// The unit of direct I/O.
 const BLOCK: usize = 4096;
 
-/// Wraps any medium and injects the faults of a [`Schedule`].
+/// Wraps any medium and injects the faults of a [`Schedule`], except into `owner`,
+/// `close_to_others` and `host_path`.
 #[derive(Clone, Debug)]
 pub struct Faulty {
     inner: Arc<dyn Medium>,

@@ -38,8 +38,8 @@ impl Store {
     ///
     /// # Errors
     /// `Invalid` for malformed keys, sizes or scopes; `Closed`; `Retry` while the store is
-    /// poisoned, or if there are too many leases; errors of the connection to the owner. If pages
-    /// are not stored for another reason, the outcome names it.
+    /// poisoned, or if this client has too many leases or leased runs; errors of the connection to
+    /// the owner. If pages are not stored for another reason, the outcome names it.
     pub fn put_batch(
         &self,
         scope: &Scope,

@@ -500,8 +500,8 @@ impl LsmEstimate {
     /// Computes the estimate. Assumes constant lengths of entries, and a log as long as the
     /// memtables.
     ///
-    /// `ritornello bench index --backends lsm --entries 100000,1000000` measured 90 percent of the
-    /// estimate with 100,000 entries, and 86 percent with 1,000,000.
+    /// `ritornello bench index --backends lsm --entries 100000,1000000` measured files of 90
+    /// percent of the estimated length with 100,000 entries, and of 86 percent with 1,000,000.
     #[must_use]
     pub fn of(runs: u64, pages: u64, index_bytes: u64) -> Self {
         let memtables = (index_bytes / 16).clamp(64 << 10, 64 << 20);

@@ -204,8 +204,9 @@ class Pool:
         return 0 if ids is None else self.finish_get(self.begin_get(keys, ids))
 
     def begin_get(self, keys: Sequence[bytes], ids: Sequence[int], behind: int = 0) -> PoolRead:
-        """Begins to read pages to the slots `ids` of the pool, while reads of `behind` pages are in
-        progress. Until `finish_get` or `abandon_get`, the memory of these pages is written to.
+        """Begins to read pages to the pages `ids` of the pool. `behind`: number of pages that are
+        being read before these, which lengthens the time limit. Until `finish_get` or `abandon_get`
+        returns, the memory of the pages `ids` is written to.
         """
         scopes, parts = self._scopes, self._memory.parts
         copies = [] if parts else [self.new_page() for _ in ids]
@@ -252,7 +253,7 @@ class Pool:
     def begin_get_flat(
         self, keys: Sequence[bytes], pages: Sequence[Any], behind: int = 0
     ) -> PoolRead:
-        """Begins to read pages into `pages`, while reads of `behind` pages are in progress."""
+        """Begins to read pages into `pages`; `behind` as in `begin_get`."""
         fitting = self._fitting(keys, pages)
         scopes, keys, pages = self._scopes, keys[:fitting], pages[:fitting]
         reads = [self._store.begin_get(scopes[0], keys, pages, behind)] if fitting else []

@@ -81,9 +81,9 @@ impl ObjectFinder {
         Ok(found)
     }
 
-    /// Returns for each page of an unchained scope whether its object exists. After a query that
-    /// fails, or before a query that would probably exceed `deadline`, all further pages count as
-    /// missing.
+    /// Returns for each page of an unchained scope whether its object exists. If a query after the
+    /// first fails, or is not made because it would probably exceed `deadline`, its pages and all
+    /// later pages count as missing.
     ///
     /// # Errors
     /// The error of the query about the first [`NAMES_PER_QUERY`] pages; `Retry` if the remote does

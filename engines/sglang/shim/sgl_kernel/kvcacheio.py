@@ -29,8 +29,9 @@ def transfer_kv_all_layer_direct_lf_pf(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """Copies all layers of tokens from the device pool, a tensor [token, head, dim] for each layer,
-    to the host pool, a tensor [page, layer, token, head, dim].
+    """Copies all layers of tokens from the device pool to the host pool. `dst_ptrs`: one tensor
+    [page, layer, token, head, dim] for K and one for V, or one for both. `src_ptrs`: for each of
+    these in order, a tensor [token, head, dim] of each layer.
     """
     layers = len(src_ptrs) // len(dst_ptrs)
     rows, to = src_indices.cpu(), pages(dst_indices.cpu(), page_size)
