@@ -28,11 +28,12 @@ Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
 # estimated time to load them and to compute the rest of the prompt, none if this saves less than
 # 5 %, and all while no prefill was recorded. "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
-# A decision about the pages of a request: to load pages; to compute found pages, because the gate
-# chose so ("declined"); to compute the pages that were not found; nothing to load, because the
-# engine has all pages ("not_needed"); no lookup, because the prompt has no complete page before its
-# last token ("too_short"); to wait for a remote or a copy; that pages of the request must not be
-# loaded ("not_cacheable"); or that the lookup failed.
+# A decision about the pages of a request: to load pages ("loaded"); to compute found pages, because
+# the gate chose so ("declined"); to compute the pages that were not found ("missed"); to load
+# nothing, because the engine has all pages ("not_needed"); to look up nothing, because the prompt
+# has no complete page before its last token ("too_short"); to wait for a remote or a copy
+# ("waiting"); to load nothing, because pages of the request must not be loaded ("not_cacheable"),
+# or because the lookup failed ("failed").
 DecisionOutcome: TypeAlias = Literal[
     "loaded",
     "declined",
@@ -153,9 +154,10 @@ class Device:
         """Opens CUDA device `ordinal` of this process with at least `staging` bytes of pinned host
         memory (default: 1 GiB), which are resident until the device is no longer used. `emulated`:
         opens a device that threads of this process emulate, with host memory as device memory, for
-        tests; only a wheel of `make wheel-device` can. InvalidError: no driver for CUDA 12 or later
-        (with a release before 550 all moves use the copy engines), no such device, or no emulated
-        device. RetryError: the memory cannot be allocated or pinned. FatalError: the driver failed.
+        tests; only a wheel of `make wheel-device` can. With a driver before release 550 all moves
+        use the copy engines. InvalidError: no driver for CUDA 12 or later, no such device, or no
+        emulated device. RetryError: the memory cannot be allocated or pinned. FatalError: the
+        driver failed.
         """
     def pool(
         self,

@@ -118,7 +118,7 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
 
 /// Opens the index on `disk`, whose last owner did not close it cleanly. For each change that this
 /// opening makes to the disk, loses power after the change, opens the index again and calls `check`
-/// on the index. If `depth` is not zero, checks every seventh of the disks that are left in the
+/// on the index. If `depth` is not zero, also checks every seventh of the resulting disks in the
 /// same way, with `depth` - 1.
 fn check_power_losses(disk: &SimDisk, depth: u32, check: &dyn Fn(&RunIndex)) {
     let recorder = Recorder::over(disk.clone());

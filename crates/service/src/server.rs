@@ -178,7 +178,7 @@ async fn accept_all(listener: TcpListener, server: &Server, stopped: watch::Rece
     let _ = timeout(CONNECTION_GRACE, async { while tasks.join_next().await.is_some() {} }).await;
 }
 
-/// Accepts a connection, and waits for its place.
+/// Accepts a connection, and waits until `connections` has a place for it.
 async fn accept(
     listener: &TcpListener,
     connections: &Connections,

@@ -198,7 +198,9 @@ async def _head_of(reader: asyncio.StreamReader) -> tuple[int, bool, float]:
 
 
 async def _plain(reader: asyncio.StreamReader, length: float) -> AsyncIterator[bytes]:
-    """Yields lines until the body has `length` bytes or, if that is infinite, until it ends."""
+    """Yields lines until the body has `length` bytes or, if `length` is infinite, until the server
+    closes the connection.
+    """
     while length > 0 and (line := await reader.readline()):
         length -= len(line)
         yield line

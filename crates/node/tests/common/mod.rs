@@ -95,7 +95,8 @@ pub fn decide(store: &Store, id: &str, name: u64, pages: usize) {
     store.note_decision(Decision { found, loaded: found, ..decision });
 }
 
-/// Waits until `done` returns true, the state that `what` names; fails after 30 seconds.
+/// Waits until `done` returns true. Fails after 30 seconds; the failure names the expected state,
+/// `what`.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(30);
     while !done() {

@@ -235,8 +235,8 @@ impl Prefetcher {
     }
 
     /// Returns how many leading pages are worth having on this machine, according to the gate: at
-    /// least the local pages. In an unchained scope the gate counts `known` pages as the leading
-    /// ones, local pages first. Prefetched pages of all prompts may fill three quarters of the
+    /// least the local pages. In an unchained scope the gate treats the `known` pages as leading
+    /// pages, local pages first. Prefetched pages of all prompts may fill three quarters of the
     /// capacity that the tier list gives the first tier; without a capacity there is no such limit.
     /// If the pages to fetch do not fit, returns the number of local pages.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {

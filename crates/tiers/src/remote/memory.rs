@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Values and their times of writing, by name.
+/// Values by name, each with the time of its last write in seconds since 1970.
 #[derive(Debug, Default)]
 pub struct MemoryBackend {
     values: RwLock<BTreeMap<String, (u64, Vec<u8>)>>,

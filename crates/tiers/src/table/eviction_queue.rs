@@ -3,8 +3,8 @@
 //!
 //! A walk ([`PageTable::walk`](super::PageTable::walk)) updates the age of a node (the time of its
 //! last use), but not its position in the queue. Eviction compares the node's age with the age
-//! under which the node was queued, and requeues the node if the two differ. The number of such
-//! steps of one eviction is limited; later steps evict the node instead.
+//! under which the node was queued, and requeues the node if the two differ. An eviction requeues
+//! nodes in a limited number of steps; after these it evicts a node even if the two ages differ.
 
 use super::node::Id;
 use std::collections::BTreeSet;

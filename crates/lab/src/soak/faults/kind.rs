@@ -91,8 +91,8 @@ pub enum Fault {
     /// The directory was moved to `away`. The directory that takes its place is moved to `aside` at
     /// the end of the fault.
     Moved { away: PathBuf, aside: PathBuf },
-    /// The directory was given to another user, or its permissions were removed. It had this mode
-    /// and this user before.
+    /// The directory was given to another user, or its permissions were removed. `mode` and `user`
+    /// are its mode and its user before the fault.
     Permitted { mode: u32, user: u32 },
     /// This process owns the directory, and refuses the clients as an owner of an unknown protocol
     /// version.
