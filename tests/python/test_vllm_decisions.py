@@ -104,7 +104,7 @@ def test_wait_for_a_remote_precedes_its_result(side: SchedulerSide, store: FakeS
         ({"skip_reading_prefix_cache": True}, "skips_prefix_cache"),
     ],
 )
-def test_request_that_loads_nothing_has_a_reason(
+def test_reason_of_request_to_load_nothing_is_recorded(
     side: SchedulerSide, store: FakeStore, changes: dict[str, Any], reason: str
 ) -> None:
     asked = request(4 * TOKENS + 1, **changes)
@@ -113,7 +113,9 @@ def test_request_that_loads_nothing_has_a_reason(
     assert noted(store) == [("r", "not_cacheable", 4, 2, 0, reason)]
 
 
-def test_paused_engine_has_a_reason(side: SchedulerSide, store: FakeStore) -> None:
+def test_unaligned_prefix_and_unsupported_worker_are_recorded(
+    side: SchedulerSide, store: FakeStore
+) -> None:
     asked = request(4 * TOKENS + 1)
     assert side.matched_tokens(asked, TOKENS // 2) == (0, False)
     side.complete_step(WorkerReport(unsupported_reason="made by the test"), set(), set())
@@ -139,7 +141,7 @@ def test_request_is_not_cacheable_after_its_load_failed(
     assert noted(store)[-1] == ("r", "not_cacheable", 4, 3, 0, "load_failed")
 
 
-def test_changed_weights_are_the_reason(store: FakeStore) -> None:
+def test_changed_weights_are_recorded_as_reason(store: FakeStore) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     side = side_of(store, Blocks(), identity(), guard=guard)

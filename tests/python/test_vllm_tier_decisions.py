@@ -123,9 +123,7 @@ def test_chunks_of_windows_are_not_recorded(rig: TierHarness, steps: Steps, note
     assert noted.take() == []
 
 
-def test_request_that_must_not_load_has_a_reason(
-    rig: TierHarness, steps: Steps, noted: Noted
-) -> None:
+def test_reason_not_to_load_is_recorded(rig: TierHarness, steps: Steps, noted: Noted) -> None:
     steps.run(rig.begin("r", KEYS, **{"ritornello.no_load": True}), KEYS)
     assert noted.take() == [("r", "not_cacheable", 8, 0, 0, "opted_out")]
     rig.begin("before", KEYS)
@@ -134,7 +132,7 @@ def test_request_that_must_not_load_has_a_reason(
     assert noted.take() == [("s", "not_cacheable", 8, 0, 0, "before_reset")]
 
 
-def test_failed_load_is_the_reason(rig: TierHarness, steps: Steps, noted: Noted) -> None:
+def test_failed_load_is_recorded_as_reason(rig: TierHarness, steps: Steps, noted: Noted) -> None:
     request = rig.begin("r", KEYS)
     steps.run(request, KEYS)
     assert rig.store._store is not None

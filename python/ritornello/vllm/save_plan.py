@@ -60,8 +60,8 @@ class SavePlan:
         self._cache = cache
 
     def add_request(self, request_id: str) -> None:
-        """Schedules a request for examination in the next step, and drops its deferred saves,
-        because its blocks changed.
+        """Schedules a request for examination in the next step, and drops its deferred saves: its
+        blocks may have changed.
         """
         self._due_requests.append(request_id)
         if self._deferred is not None:

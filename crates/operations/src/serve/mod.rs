@@ -139,7 +139,7 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
             service.stop();
         }
         let ended = threads.into_iter().map(|thread| {
-            let panicked = || Failure::failed("a thread that keeps a store panicked", "again");
+            let panicked = || Failure::failed("the thread of a store panicked", "again");
             thread.join().unwrap_or_else(|_| Err(panicked()))
         });
         // All threads are joined before the first failure is returned.

@@ -4,8 +4,8 @@ use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
-/// Two lists: pages that were put once and not used since, and all other pages. If a page is put
-/// again while its evicted key is remembered, the target length of the list from which it was
+/// Two lists: pages that were put once and not used since, and all other pages. If an evicted page
+/// is put again while its key is remembered, the target length of the list from which the page was
 /// evicted grows.
 ///
 /// Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST '03; here with

@@ -36,7 +36,8 @@ pub struct Report {
     pub seconds: f64,
 }
 
-/// Raw limits of one directory, or of all at the same time: medians of the rounds.
+/// Raw limits, the rates of I/O without a store, of one directory or of all directories at the same
+/// time: medians of the rounds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RawRates {
     /// The directory; empty for all directories.
@@ -67,7 +68,7 @@ impl RawRates {
     }
 }
 
-/// The rates of both directions in one round.
+/// The rates of writing and of reading in one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Passes {
     /// Rate of raw writes, or of put and flush.
