@@ -8,10 +8,10 @@
 //!
 //! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After
 //! [`PrefixIndex::sync`] all earlier changes survive power loss, except in `memory`, which has no
-//! files. With [`PrefixIndex::sync_after`], the backend `run` finds no run after a power loss whose
-//! data was not durable; `lsm` and `art` may find such a run; its pages are then misses, because
-//! their checksums are wrong. In chained scopes the index is closed: removing a page removes all
-//! its descendants.
+//! files. With [`PrefixIndex::sync_after`], the backend `run` finds after a power loss only runs
+//! with durable data; `lsm` and `art` may also find runs without durable data. The pages of such a
+//! run are misses, because their checksums are wrong. In chained scopes the index is closed:
+//! removing a page removes all its descendants.
 //!
 //! **Must not know** the bytes of pages, how they are read, and which pages are worth keeping.
 

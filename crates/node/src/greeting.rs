@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A client says hello in its newest version. An owner that speaks this version replies in it. Any
-//! other owner replies in its newest version; if the client speaks that version, it connects again
-//! and says hello in it. Both peers therefore use the newest version that they have in common, even
+//! other owner replies in its newest version; a client that speaks that version connects again and
+//! says hello in it. Both peers therefore use the newest version that they have in common, even
 //! if one of them knows only version 7, whose greeting names no oldest version.
 
 use crate::channel::decode;

@@ -213,7 +213,8 @@ fn not_listening(owner: LockHolder, error: Error) -> Error {
 fn stored(path: &Path) -> Result<Observed> {
     let stored = Directory::new(Arc::new(Host), path).stored_stats()?;
     stored.map(|stored| Observed::Unowned(Box::new(stored))).ok_or_else(|| {
-        Error::invalid("there is no Ritornello store in this directory").with("dir", path.display())
+        Error::invalid("there is no Ritornello store in this directory: name a store's directory")
+            .with("dir", path.display())
     })
 }
 

@@ -364,8 +364,8 @@ counters! {
     /// Pages found by `probe` and `lease`.
     hit_pages,
     /// Pages from the first missing page of a lookup on, if that page was evicted. This and the
-    /// following counters name the cause of the first missing page, because without it a reader of
-    /// a chained scope cannot use the pages after it.
+    /// following counters name the cause of the first missing page, because without this page a
+    /// reader of a chained scope cannot use the pages after it.
     missed_evicted,
     /// Pages that a lookup did not find, if a caller removed the first of them.
     missed_removed,

@@ -187,8 +187,8 @@ impl Shadow {
         }
         let mut request = 0;
         for key in &keys[there..] {
-            // An earlier request, in which the page followed a different page, may have stored it:
-            // put it again, after its current parent.
+            // An earlier request, in which the page followed a different page, may have stored the
+            // page: remove it, and put it again after its current parent.
             self.tree.remove(RunId(*key));
             request += 1;
         }

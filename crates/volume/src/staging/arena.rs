@@ -99,7 +99,8 @@ impl Arena {
     fn transparent(len: usize) -> Result<Self> {
         let mapped = len + HUGE;
         let mapping = map(mapped, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|error| {
-            Error::retry("the address space for staging could not be reserved").because(error)
+            Error::retry("no address space is left for staging: raise its limit (ulimit -v)")
+                .because(error)
         })?;
         let skip = mapping.as_ptr().align_offset(HUGE).min(HUGE);
         // SAFETY: `skip + len <= mapped`.
