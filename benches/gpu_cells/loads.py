@@ -15,8 +15,8 @@ LIMITS = {
 
 
 def store(rig: Rig) -> Rows:
-    """Returns the rates of puts and gets for three shapes of pages, or one if the device is
-    emulated. All bytes are compared after a get.
+    """Returns the rates of one put and of the fastest of `ROUNDS` gets, for three shapes of pages,
+    or one shape if the device is emulated. All bytes are compared after each get.
     """
     total = (16 << 20) if rig.emulated else 2 * GIB
     rows: Rows = []

@@ -24,7 +24,7 @@ def test_bfloat16_tensors_are_accepted(store: rt.Store) -> None:
     assert torch.equal(out, pages)
 
 
-def test_pool_over_tensor_round_trips(store: rt.Store) -> None:
+def test_get_fills_only_its_blocks_of_a_tensor_pool(store: rt.Store) -> None:
     memory = torch.zeros((8, 1024), dtype=torch.float8_e4m3fn)
     pool = rt.PagePool([memory], [1024])
     scope = rt.Scope.opaque("torch pool", 1024)

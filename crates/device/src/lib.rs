@@ -9,8 +9,8 @@
 //! has ended or the device has failed, and memory that the device may still access is never reused.
 //!
 //! **Must not know** what pages are, or when a block may be overwritten: the caller makes moves
-//! wait for the engine's work by marks ([`Device::mark`]), and the engine's work for moves by
-//! fences ([`MoveTicket::fence`], [`SaveFence`]).
+//! wait for the engine's work by marks ([`Device::mark`]), and makes the engine's work wait for
+//! moves by fences ([`MoveTicket::fence`], [`SaveFence`]).
 
 mod core;
 mod device;

@@ -67,7 +67,7 @@ pub enum MediumFault {
     Torn,
     /// Performs the operation after a delay.
     Slow(Duration),
-    /// Performs the operation after [`Schedule::heal`].
+    /// Performs the operation after [`Schedule::heal`] has removed all rules.
     Stall,
 }
 

@@ -1,4 +1,4 @@
-//! Decisions about requests in text.
+//! Describes, as text, the decisions about a request.
 
 use crate::explanation_text::{age, describe};
 use ritornello_store::{Decision, DecisionMemory, DecisionOutcome, ExplainedRequest};

@@ -59,8 +59,7 @@ pub fn schemes() -> Vec<&'static str> {
 
 /// Opens the remote at `address`, without sending a request. Options of every scheme: `zstd=LEVEL`
 /// (1 to 19) compresses pages; `key=/FILE` names a key file, with which objects are sealed and
-/// verified.
-/// Options of object stores are in `docs/backends.md`.
+/// verified. Options of object stores are in `docs/backends.md`.
 ///
 /// # Errors
 /// `Invalid`, with advice, if the address or an option is invalid, the scheme is unknown, or the
@@ -139,7 +138,7 @@ fn options(address: &mut ParsedAddress) -> Result<RemoteOptions> {
     })
 }
 
-/// Removes the options that every scheme has from an address, for clients that do not use them.
+/// Removes from an address the options that every scheme accepts, for callers that do not use them.
 #[cfg(feature = "clients")]
 pub(crate) fn without_options(address: &mut ParsedAddress) {
     for option in ["zstd", "key"] {

@@ -5,7 +5,7 @@
 pub struct ClientId(pub u64);
 
 impl ClientId {
-    /// The owner's own process. The owner's reservations are not logged: after an unclean end the
-    /// next owner withholds all free space until the writes in flight have ended.
+    /// The owner's own process. Reservations with this id are not logged, because after an unclean
+    /// end the next owner withholds all free space until no earlier write can be in flight.
     pub const LOCAL: Self = Self(0);
 }

@@ -30,8 +30,8 @@ pub struct ControlGroup {
 }
 
 /// Returns the control group with the tightest limit among the groups of version 2 that hold this
-/// process; if none has a limit, the group at the root of the mount of version 1. `None` without a
-/// limit.
+/// process; if none of them has a limit, the group at the root of the mount of version 1. `None` if
+/// this group has no limit, too.
 #[must_use]
 pub fn control_group() -> Option<ControlGroup> {
     tightest(Path::new("/sys/fs/cgroup"))

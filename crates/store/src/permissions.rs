@@ -56,7 +56,7 @@ pub struct StorePolicy {
     pub allow_request_retention: bool,
     /// Calls that the owner denies to other processes.
     pub deny_clients: BTreeSet<ClientCall>,
-    /// Path of the file, present or not.
+    /// Path of the policy file, also if the file does not exist.
     #[serde(skip)]
     file: PathBuf,
 }

@@ -1,4 +1,5 @@
-//! A disk that completes no operations holds up no background work on other disks, and no close.
+//! A disk that completes no operations holds up no background work on other disks, and no close
+//! beyond its deadline.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -21,7 +22,7 @@ fn dirs(dir: &Path) -> Vec<PathBuf> {
     ["disk0", "disk1", "disk2"].map(|name| dir.join(name)).to_vec()
 }
 
-/// Opens a store on three disks that scrubs at `scrub_rate`.
+/// Opens a store on three disks. `scrub_rate`: bytes per second that it scrubs; 0 for no scrub.
 fn three_volumes(dir: &Path, scrub_rate: u64) -> (Schedule, Open) {
     let schedule = Schedule::new();
     let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
@@ -146,7 +147,7 @@ fn relocation_avoids_a_stalled_volume_and_close_waits_for_its_write() {
     fill(&open);
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Write).at("disk0/seg-"));
     drain(&open, &dir.path().join("disk2"), LONG).unwrap();
-    assert!(schedule.injected() > 0, "no copy was written to the stalled disk");
+    assert!(schedule.injected() > 0, "no write of a copy to the stalled disk was begun");
     assert_eq!(stored(&open), PAGES);
     open.store.close();
     let refused = open.core.close_within(SHORT).unwrap_err();

@@ -173,7 +173,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
             for lease, family, pinned in lookup.leases:
                 self._locks.lock(family, pinned, lease)
         with self._lock:
-            # A query may end after `close`, which closes the adapter's eventfd.
+            # This lookup may end after `close`, which closes the adapter's eventfd for lookups.
             if not self._closed:
                 self._drop_unclaimed()
                 self._lookup_results[number] = (_bitmap(found), monotonic() + LEASE_SECONDS)
@@ -181,8 +181,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         return False
 
     def _drop_unclaimed(self) -> None:
-        """Drops the oldest results, at most two, that LMCache did not take before their leases
-        ended: LMCache forgets lookups of requests that it aborts.
+        """Examines the two oldest results, and drops a result that LMCache did not take before its
+        leases ended: LMCache never takes the results of requests that it aborts.
         """
         now = monotonic()
         for number in list(islice(self._lookup_results, 2)):
@@ -201,8 +201,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
         ]
 
         def query(expired: bool) -> None:
-            # Release the leases even if the query has expired: otherwise they keep the objects
-            # until they time out. A release does not wait for an owner that is known not to answer.
+            # Release the leases even if the query has expired: otherwise the leases keep the
+            # objects until `LEASE_SECONDS` have passed. A release does not wait for an owner that
+            # is known not to answer.
             for lease in unneeded:
                 self._objects.store.release(lease)
 
@@ -361,8 +362,8 @@ accept_defaults(RitornelloL2Adapter, L2AdapterInterface)
 
 
 def _l1_memory(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:
-    """Returns LMCache's memory as one view, and its address: objects are slices of it. Returns
-    (None, 0) if `desc` names no memory.
+    """Returns a view of the memory in which LMCache allocates objects, and the memory's address.
+    Returns (None, 0) if `desc` names no memory.
     """
     if desc is None or not desc.size or not desc.ptr:
         return None, 0

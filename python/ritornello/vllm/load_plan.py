@@ -175,10 +175,10 @@ class LoadPlan:
         )
 
     def _match_prefix(self, state: RequestState, computed: int) -> LeasedMatch | None:
-        """Looks up the request starting at its first page, including the engine's pages: one call
-        finds the pages to load and the pages that are not stored, and counts as a use of the
-        prefix. Returns None if the request has no whole page to load, if the lookup failed, or,
-        with `RequestState.waiting_since` set, if it must be repeated.
+        """Looks up all pages of the request, also pages that the engine's own cache holds: one call
+        finds the pages to load and the pages that are not stored, and counts as a use of the whole
+        prefix. Returns None if the request has no whole page to load, if the lookup failed, or if
+        the lookup must be repeated; only in the last case `RequestState.waiting_since` is set.
         """
         claimable, match = self._claimable_tokens(state.request), state.match
         if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:
@@ -272,8 +272,8 @@ def _bytes_per_token(identity: Identity) -> int:
 
 
 def _loads_slower_than_computing(found: PrefixMatch) -> bool:
-    """Returns whether loading is estimated to take longer than computing; False without an
-    estimate.
+    """Returns whether the gate estimates that the prefill takes longer with the load than without
+    it; False without an estimate.
     """
     estimate = getattr(found.decision, "estimate", None)
     return estimate is not None and estimate[0] > estimate[1]

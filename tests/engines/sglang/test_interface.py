@@ -131,7 +131,7 @@ def test_every_update_of_weights_is_watched(sources: Sources) -> None:
     assert not {"reset", "storage_backend"} - set(controller)
 
 
-def test_transfers_own_their_memory(sources: Sources) -> None:
+def test_sglang_keeps_memory_of_a_transfer_until_it_ends(sources: Sources) -> None:
     """Checks the statements of SGLang on which `ritornello.sglang.transfers` relies."""
     hybrid = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
     base = sources.methods(CONTROLLER, "HiCacheController")

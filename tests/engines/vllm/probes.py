@@ -130,7 +130,9 @@ def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> 
 
 
 def spoil_drafts(monkeypatch: pytest.MonkeyPatch, layers: Sequence[str]) -> None:
-    """Fills the blocks of `layers` with noise after every load, and reports the load as correct."""
+    """Fills the loaded blocks of `layers` with noise after every load, and reports the load
+    unchanged.
+    """
     record = StepResults.record_load
 
     def spoiled(results: StepResults, load: Load, landing: LoadResult, seconds: float) -> bool:
@@ -157,8 +159,8 @@ def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """Deletes the pages beyond the first `keep` that a lookup promised, before they are loaded, as
-    an eviction after the lookup would.
+    """Releases the lease of every lookup that finds more than `keep` pages, and deletes the found
+    pages after the first `keep`, as an eviction between lookup and load would.
     """
     lookup = VllmStore.lookup
 

@@ -19,7 +19,8 @@ pub struct PartArgs {
 /// The parts that need a separate process.
 #[derive(Debug, Subcommand)]
 pub enum PartCommand {
-    /// Fills a metadata-only store
+    /// Creates a store that has an index and no payload, and prints by how much the resident memory
+    /// of this process grew
     Fill {
         /// Directory of the store
         dir: PathBuf,
@@ -30,12 +31,13 @@ pub enum PartCommand {
         #[arg(long)]
         run_pages: u32,
     },
-    /// Opens a store and prints by how much the resident memory grew
+    /// Opens a store, and prints by how much the resident memory of this process grew
     Resident {
         /// Directory of the store
         dir: PathBuf,
     },
-    /// Opens the index of a metadata-only store, and prints its resident memory and the time
+    /// Opens the index of a store that `fill` created, and prints by how much the resident memory
+    /// of this process grew, and the time that the opening took
     OpenIndex {
         /// Directory of the store
         dir: PathBuf,
@@ -48,11 +50,11 @@ pub enum PartCommand {
     },
     /// Runs a part of `bench index`
     IndexBackend(IndexPartArgs),
-    /// Runs the ten stages on the index `lsm`
+    /// Runs the stages of `bench adaptive` on the index `lsm`, with one variant of its settings
     Adaptive(AdaptivePart),
     /// Runs a client that reads commands from standard input
     Client(ClientPart),
-    /// Probes a store as a client
+    /// Probes a store as a client, and prints the median time of a probe
     Probe {
         /// Directory of the store
         dir: PathBuf,

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A disk tier may have several directories, one per disk; a word with a slash is a directory.
-//! Options follow a tier: `write=`, with a [`WritePolicy`], and `rate=`, with a limit in bytes per
-//! second.
+//! The text of a tier may have two options: `write=`, with a [`WritePolicy`], and `rate=`, with a
+//! limit in bytes per second.
 
 use super::tier_policies::WritePolicy;
 use crate::remote::RemoteAddress;
@@ -151,8 +151,8 @@ impl TierSpec {
     }
 }
 
-/// Whether `word` is an option: lower-case letters precede its `=`, whereas an absolute path begins
-/// with `/`.
+/// Whether `word` is an option: it has a `=`, and only lower-case letters before its first `=`. A
+/// path such as `/nvme/a=b` is no option, because it begins with `/`.
 fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }

@@ -18,7 +18,7 @@ pub enum Sync {
     Every,
 }
 
-/// A method by which the backend probes, and its latencies.
+/// A method by which the backend probes, and the latencies of probes by this method.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Method {
     /// The backend's name for the method.

@@ -1,4 +1,4 @@
-//! The thread that keeps the store at its capacity: it reattaches absent space, empties sealed
+//! The thread that maintains the store's space: it reattaches absent space, empties sealed
 //! segments, shrinks the index's files, and scrubs.
 
 use super::BackgroundThread;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum pause between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(10);
-/// Pause before the thread tries again to empty a sealed segment that it could not empty, for
-/// example because a run in it is leased.
+/// Maximum pause after a pass that could not empty a sealed segment, for example because a run in
+/// it is leased, or that failed, except with a `Fatal` error.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
@@ -45,8 +45,8 @@ impl SpaceThread {
         ended
     }
 
-    /// Waits until more than `seen` passes have ended or the thread is stopped, at most until
-    /// `deadline`. Returns the number of passes.
+    /// Waits until the number of ended passes differs from `seen` or the thread is stopped, at most
+    /// until `deadline`. Returns the number of ended passes.
     pub(crate) fn wait(&self, seen: u64, deadline: Instant) -> u64 {
         let mut passes = self.passes.lock();
         while *passes == seen && !self.stopped.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! Writes runs to mapped segments: copies the pages, and after all pages of a run its header.
+//! Writes runs to mapped segments: copies all pages of a run, then writes the run's header.
 
 use super::copy_threads::map_pages;
 use super::{MappedRun, PIECE};
@@ -43,7 +43,7 @@ fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Re
         .for_each(0..run.layout.header, |to, length| {
             let (now, rest) = from.split_at(length.min(from.len()));
             // SAFETY: `for_each` faulted the mapped bytes in, they are reserved for this run, and
-            // the header is memory of this crate.
+            // the encoded header is in a buffer outside the map.
             unsafe {
                 to.copy_from_nonoverlapping(now.as_ptr(), now.len());
                 to.add(now.len()).write_bytes(0, length - now.len());
