@@ -27,7 +27,9 @@ class Backend(Protocol):
         """Returns whether `name` has a value."""
 
     def set(self, name: str, value: bytes) -> None:
-        """Stores a value. Readers see the whole value or no value."""
+        """Stores a value. Until the call ends, readers see the whole new value, or what `name` had
+        before: a whole value or none.
+        """
 
 
 class FullBackend(Backend, Protocol):

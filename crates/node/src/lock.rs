@@ -30,8 +30,8 @@ impl DirectoryLock {
         Ok(Self { process: Process::current(), file })
     }
 
-    /// Opens `LOCK` in `dir` without a change, to find its holder; `None` if it does not exist. The
-    /// lock cannot be taken through the result.
+    /// Opens `LOCK` in `dir` read-only, to find the holder of its lock; `None` if the file does not
+    /// exist. The lock cannot be taken through the result.
     pub(crate) fn observe(dir: BorrowedFd<'_>) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::openat(dir, NAME, flags, Mode::empty()) {
@@ -59,7 +59,7 @@ impl DirectoryLock {
             // no process that opens `LOCK` now. Close the removed file, and try the current file.
             *slot = Some(open(dir).map_err(unlockable)?);
         }
-        Err(Error::retry("another process keeps removing the store's LOCK file"))
+        Err(Error::retry("another process keeps removing the store's LOCK file: end that process"))
     }
 
     /// The other process that owns the store, if any.

@@ -36,8 +36,8 @@ fn unowned(dir: &Path) -> StoredStats {
     }
 }
 
-/// Returns whether the last owner ended cleanly; true with the index `lsm`, because the end of its
-/// owner on a busy machine may be unclean.
+/// Returns whether the last owner ended cleanly. Always true with the index `lsm`, because on a
+/// busy machine the end of an owner with this index may be unclean.
 fn ended_cleanly(stored: &StoredStats) -> bool {
     stored.clean || stored.index == "lsm"
 }
@@ -60,7 +60,7 @@ fn owner_answers_observer_that_is_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     assert_eq!(owner.ask("put 1 4"), "4");
-    // More observers, one after another, than an owner answers at the same time: each must free its
+    // An owner answers at most 8 observers at the same time, so each of these must free its
     // place when it ends.
     for _ in 0..40 {
         let stats = owned(dir.path());

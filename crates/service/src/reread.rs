@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A value that is read from files.
 pub(crate) trait FromFiles: Sized {
-    /// The contents of the files, for log lines.
+    /// The name of such a value in log lines, such as "tokens".
     const NAME: &'static str;
 
     fn files(&self) -> Vec<PathBuf>;
@@ -45,8 +45,8 @@ impl<T: FromFiles> Reread<T> {
         Arc::clone(&self.value.read())
     }
 
-    /// Reads the files if they differ from the last reading that succeeded. May wait for their
-    /// disk.
+    /// Reads the files if they have changed since the last reading that succeeded. May wait for
+    /// their disk.
     pub(crate) fn check(&self) {
         let current = self.current();
         let (stamps, message) = &mut *self.last.lock();

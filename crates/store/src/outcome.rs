@@ -35,7 +35,7 @@ impl Outcome {
 pub(crate) struct PutProgress {
     /// Leading pages that are stored.
     pub(crate) stored: usize,
-    /// Payload bytes written; `disk_bytes` is the space that they take on disk, in bytes.
+    /// Payload bytes written, before encoding; `disk_bytes` are the bytes that they take on disk.
     pub(crate) bytes: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) reason: &'static str,

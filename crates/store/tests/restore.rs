@@ -155,7 +155,7 @@ fn lose_first(disk: &SimDisk) {
 }
 
 #[test]
-fn lost_first_directory_costs_only_its_pages() {
+fn lost_first_directory_costs_its_pages_and_pages_chained_behind_them() {
     for seed in 0..4 {
         let disk = SimDisk::new(96 * MIB);
         let open = open_sim(&disk);
@@ -184,7 +184,7 @@ fn lost_first_directory_costs_only_its_pages() {
     }
 }
 
-/// A damaged page costs a run of an unchained scope only this page.
+/// In an unchained scope, a restore salvages all pages of a run except its damaged page.
 #[test]
 fn damaged_page_is_lost_alone_in_an_unchained_scope() {
     let disk = SimDisk::new(96 * MIB);
@@ -287,8 +287,8 @@ fn pages_behind_a_lost_page_return_with_it() {
     open.close();
 }
 
-/// An evicted run of a sequence may still have an intact first page on the disk; the run of a later
-/// put of the same sequence has all pages.
+/// An evicted run of a sequence may still have an intact first page on the disk. If the sequence
+/// was put again, the later run has all pages, and is the run to salvage.
 #[test]
 fn salvage_prefers_a_later_run_to_an_evicted_run() {
     let disk = SimDisk::new(96 * MIB);

@@ -131,7 +131,7 @@ class Sources:
         return chain, known
 
     def base_names(self, module: str, name: str) -> set[str]:
-        """Returns the last name of every base of a class, and of its bases' bases."""
+        """Returns the names of the direct and indirect bases of a class, without their modules."""
         nodes = (declared.node for declared in self.bases(module, name)[0])
         bases = (base for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases)
         return {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in bases}

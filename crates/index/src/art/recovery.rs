@@ -1,12 +1,12 @@
 //! Opens the index, and verifies it.
 //!
-//! Holt recovers its tree. A chunk is the value of one key with page hashes of a run, a link the
-//! key that attaches a run to its parent (module `key`). This module reads the records of runs, and
-//! with [`ArtOptions::verify`](super::ArtOptions), or if the tree lacks the entry of the assigned
-//! run numbers, every chunk and every link as well. A run is valid if its record and all its chunks
-//! are intact and its parent is valid. Invalid runs are removed, and so are chunks that were read
-//! and belong to no run: their run was being written or removed when the process died, or its
-//! record was damaged.
+//! Holt recovers its tree. A chunk is a value of the tree that holds page hashes of a run; a link
+//! is a key that attaches a run to its parent (module `key`). This module reads the records of
+//! runs, and with [`ArtOptions::verify`](super::ArtOptions), or if the tree lacks the entry of the
+//! assigned run numbers, every chunk and every link as well. A run is valid if its record and all
+//! its chunks are intact and its parent is valid. Invalid runs are removed, and so are chunks that
+//! were read and belong to no run: their run was being written or removed when the process died, or
+//! its record was damaged.
 
 use super::key;
 use super::record::{self, Record};
@@ -27,8 +27,8 @@ const LOG: &str = "journal.wal";
 /// that lost their root as a new tree.
 const MADE: &str = "made";
 
-/// Opens the index. If Holt cannot read its files, drops Holt's log; if that is not sufficient,
-/// drops all files.
+/// Opens the index. If Holt cannot read its files, removes Holt's log and tries again; if Holt
+/// still cannot read them, removes all files.
 pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
     std::fs::create_dir_all(dir)?;
     let mut recovered = ArtRecovered::default();

@@ -112,9 +112,9 @@ impl Restored {
         }
     }
 
-    /// Restores the attachments. Returns the runs whose parent page does not exist: a part of the
-    /// journal that was not read has the insertion of the parent, or the removal of the parent and
-    /// of these runs.
+    /// Restores the attachments. Returns the runs whose parent page does not exist. In the part of
+    /// the journal that was not read, the parent was inserted, or the parent and these runs were
+    /// removed.
     fn attach(&mut self) -> Vec<Number> {
         let mut orphans = Vec::new();
         for (child, parent, page) in std::mem::take(&mut self.links) {
@@ -136,7 +136,7 @@ impl Restored {
     }
 }
 
-/// Builds tables of the restored runs. Returns the tables and the names of runs that had to be
+/// Builds tables of the restored runs. Returns the tables and the ids of the runs that had to be
 /// dropped. With `overlaps`, both of two runs that claim the same space are dropped: at least one
 /// of their records is obsolete, and it is unknown which.
 pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<RunId>) {
@@ -150,8 +150,8 @@ pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<Run
     let mut dropped = Vec::new();
     let (mut tables, twins) = Tables::build(runs);
     drop_all(&mut tables, &invalid, &mut dropped);
-    // Only one run may hold a page. If both runs of a pair still exist, drop the run with the
-    // higher number.
+    // `twins` are pairs of runs that hold the same page, which only one run may hold. If both runs
+    // of a pair still exist, drop the run with the higher number.
     for (later, earlier) in twins {
         if tables.runs.is_live(later) && tables.runs.is_live(earlier) {
             drop_all(&mut tables, &[later], &mut dropped);

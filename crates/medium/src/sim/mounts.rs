@@ -34,7 +34,7 @@ impl Mounts {
         }
     }
 
-    /// Files whose names are in `unseen` of a mount: no path leads to them now.
+    /// All files in the `unseen` trees: no path leads to these files now.
     pub(super) fn files(&self) -> impl Iterator<Item = Inode> {
         self.0.values().flat_map(|mount| mount.unseen.files())
     }

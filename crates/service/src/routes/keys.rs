@@ -14,7 +14,7 @@ pub(super) struct HexKey(String);
 /// Converts the keys of a request.
 ///
 /// # Errors
-/// 400 for more than [`KEYS_MAX`] keys, or a key that is not pairs of hexadecimal digits.
+/// 400 for more than [`KEYS_MAX`] keys, or a key that is not an even number of hexadecimal digits.
 pub(super) fn parse(keys: &[HexKey]) -> Result<Vec<Vec<u8>>, Problem> {
     if keys.len() > KEYS_MAX {
         return Err(Problem::invalid(format!(

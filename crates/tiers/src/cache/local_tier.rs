@@ -10,7 +10,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Minimum number of segments of a new store, if its capacity allows them.
+/// Minimum number of segments of a new store, if its capacity holds this number of the smallest
+/// segments.
 const MIN_SEGMENTS: u64 = 16;
 
 /// A local tier and its configured limits.

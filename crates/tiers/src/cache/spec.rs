@@ -152,7 +152,7 @@ impl TierSpec {
 }
 
 /// Whether `word` is an option: it has a `=`, and only lower-case letters before its first `=`. A
-/// path such as `/nvme/a=b` is no option, because it begins with `/`.
+/// path such as `/nvme/a=b` is not an option, because it begins with `/`.
 fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }

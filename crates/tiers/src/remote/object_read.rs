@@ -22,7 +22,7 @@ pub(super) struct ObjectRead<'a> {
 pub(super) struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
-    /// Bytes fetched, including bytes of a range that did not have these pages.
+    /// Bytes fetched, including a first range that turned out not to be the range of the pages.
     bytes: u64,
 }
 
@@ -47,8 +47,8 @@ impl ObjectRead<'_> {
         self.pages.start - self.span.start..self.pages.end - self.span.start
     }
 
-    /// Fetches the header of the object and the bytes of the pages, in one request if they are
-    /// adjacent.
+    /// Fetches the header of the object and the bytes of the pages, in one request if `pages` begin
+    /// with the object's first page. The call returns `None` if the object is missing.
     pub(super) fn start(
         &self,
         executor: &CallExecutor,
@@ -74,10 +74,10 @@ impl ObjectRead<'_> {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // The requested range is where the pages are in an object without compression. If the
-            // header names another range, fetch the pages from that range. A header is ignored here
-            // if its page length is not the prompt's, or its page count not the object's according
-            // to its name, because a forged header could cause fetches of any length.
+            // The requested range holds the pages if the object is not compressed. If the header
+            // names another range, fetch that range. Ignore here a header that cannot be read, or
+            // that differs from the prompt in the page length or from the object's name in the
+            // number of pages: a forged header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
             let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in
