@@ -194,7 +194,7 @@ def test_objects_in_format_of_earlier_serde_are_not_found(
 @pytest.mark.parametrize(
     ("expected", "looked_up"), [(EXPECTED, FORMAT), ({}, FORMAT), (None, ObjectFormat(PAGE))]
 )
-def test_adapters_do_not_find_objects_of_each_other(
+def test_plugin_and_native_plugin_do_not_find_each_others_objects(
     expected: dict[int, ObjectFormat] | None, looked_up: ObjectFormat
 ) -> None:
     objects: Any = FakeObjects(0, FORMAT, ObjectFormat(PAGE))

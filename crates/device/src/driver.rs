@@ -1,4 +1,5 @@
-//! The interface to a device. Streams run their work in order; events order streams.
+//! The interface to a device. A stream runs its work in order; events make the work of one stream
+//! wait for work of another.
 
 pub mod cuda;
 #[cfg(feature = "emulated")]

@@ -366,8 +366,8 @@ impl Store {
         Ok(())
     }
 
-    /// Records that the engine computed `tokens` tokens in `seconds`, after `before` earlier
-    /// tokens.
+    /// Records that the engine computed `tokens` tokens of a prompt in `seconds`; `before` tokens
+    /// of the prompt precede them.
     fn record_prefill(
         &self,
         py: Python<'_>,
@@ -380,8 +380,8 @@ impl Store {
         Ok(())
     }
 
-    /// Counts `tokens` tokens after `before` earlier tokens that were loaded in `load_seconds` and
-    /// not computed. Waits for nothing.
+    /// Counts `tokens` tokens as loaded in `load_seconds` instead of computed; `before` tokens of
+    /// their prompt precede them. Waits for nothing.
     fn note_prefill_avoided(
         &self,
         py: Python<'_>,

@@ -84,9 +84,9 @@ const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
 const LENGTH: usize = LOOKUP_BUCKETS + LOOKUP_BOUNDS.len();
 
 /// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found
-/// pages; microseconds of the decided loads, and of their regret (by how much a load, and computing
-/// the remaining tokens, took longer than the estimate for computing all tokens); calls of the
-/// remote that get, put, and query existence; failed calls; calls not made; bytes read from the
+/// pages; microseconds of the decided loads, and of their regret (the time by which a load and the
+/// computation of the remaining tokens exceeded the estimate for computing all tokens); calls of
+/// the remote that get, put, and query existence; failed calls; calls not made; bytes read from the
 /// remote, and written to it; openings of its circuit breaker, and microseconds that the breaker
 /// was open.
 pub type CacheCounts = [u64; CACHE_NAMES.len()];

@@ -67,8 +67,8 @@ impl SegmentsConfig {
     pub const IN_FLIGHT_BYTES: usize = 32 << 20;
 }
 
-/// Minimum bytes of staging, which holds the encoded pages that calls read and write at the same
-/// time. A page longer than half of staging is written unencoded.
+/// Minimum bytes of staging, which all calls share, for encoded pages among others. A page longer
+/// than half of staging is written unencoded.
 const STAGING_BYTES_MIN: usize = 64 << 20;
 
 /// Open handles of segment files `<dir>/seg-<number>`. Allocation of space inside the files is the

@@ -100,8 +100,9 @@ class PendingLoad:
         return self._final_result()
 
     def wait_layer_group(self, number: int) -> None:
-        """Waits until a layer group has arrived or failed. If neither happens before the deadline,
-        marks the load as missed: results computed on blocks without their data are worthless.
+        """Waits until the layers of group `number` have arrived or their reads have failed. If
+        neither happens before the deadline, marks the load as missed, because the layers are then
+        computed without their data.
         """
         for _, ticket in self._reads:
             left = max(self._deadline - monotonic(), 0.0)

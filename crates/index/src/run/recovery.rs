@@ -2,9 +2,9 @@
 //! the checkpoint.
 //!
 //! Replay finds runs by their names (`RunId`). Replay is idempotent: a record that inserts a run
-//! which is restored already has no effect, and neither has any other record about a run that does
-//! not exist. After the replay, recovery builds the slot table and the tree of attachments, and
-//! drops inconsistent runs together with their descendants.
+//! has no effect if the run is already restored, and every other record about a run has no effect
+//! if the run does not exist. After the replay, recovery builds the slot table and the tree of
+//! attachments, and drops inconsistent runs together with their descendants.
 //!
 //! Files are **undamaged** if all of these conditions hold:
 //!

@@ -19,7 +19,7 @@ impl Cache {
     /// done. `keys` holds the keys of the prompt, starting at its first page. A caller that lacks
     /// the earlier keys passes the key of the preceding page as `options.parent`; in a chained
     /// scope such pages are not written to a remote. The first tier is written immediately, and the
-    /// ticket reports that write; lower tiers are written in the background according to their
+    /// ticket reports this write; lower tiers are written in the background according to their
     /// policies. Pages that the first tier has no space for are written from staging to the
     /// write-through tiers, and to the second tier if it is write-back; they are skipped if staging
     /// is more than half full.

@@ -17,8 +17,8 @@ fn disk_with_file() -> (SimDisk, SimProcess, Arc<dyn MediumFile>) {
     (disk, process, file)
 }
 
-/// Kills a process after its next write; the two writes after that are in flight. Returns the disk
-/// and the file of the dead process.
+/// Kills a process so that its next write completes and the two writes after it stay in flight.
+/// Returns the disk and the file of the dead process.
 fn kill_with_two_in_flight() -> (SimDisk, Arc<dyn MediumFile>) {
     let (disk, process, file) = disk_with_file();
     process.kill(1, 2);
@@ -99,7 +99,7 @@ fn sync_ignores_writes_in_flight() {
 }
 
 #[test]
-fn a_power_loss_ends_writes_in_flight() {
+fn writes_in_flight_land_or_are_lost_at_power_loss() {
     let (disk, _) = kill_with_two_in_flight();
     let mut seen = BTreeSet::new();
     for seed in seeds() {

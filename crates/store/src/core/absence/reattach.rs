@@ -37,7 +37,8 @@ impl StoreCore {
     /// Reattaches absent space. If `searching` is set, also reattaches the volumes whose segments
     /// `paths restore` has not searched for runs, because the volumes were absent. Until
     /// [`StoreCore::end_search`], no put gets space on such a volume, and the volume's segments are
-    /// not removed.
+    /// not removed. If another change of the capacity or directories, or the creation of a segment,
+    /// does not end within [`SHAPE_TIMEOUT`], the space stays absent, without an error.
     ///
     /// # Errors
     /// Errors of [`StoreCore::reattach_absent`].
