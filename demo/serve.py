@@ -34,12 +34,12 @@ from servers.vllm import VLLMServer, connector
 # Shared with `make demo`.
 MODEL = ROOT / "build/demo/model"
 FOLDER = ROOT / "build/serve-demo"
-# The store has room for the conversations that continue, and for few that have ended. vLLM's memory
-# has no room for all that continue, so that pages are loaded from the store.
+# The store has room for all conversations that continue and a few that have ended. vLLM's memory
+# has too little room for all that continue, so that their pages are loaded from the store.
 STORED_PAGES = 112
 SEGMENT_BYTES = 4 << 20
 KV_BLOCKS = MAX_TOKENS // PAGE_TOKENS + 2
-# The first report follows after the requests of this number of complete sets of conversations.
+# Number of complete sets of conversations, each with all its turns, before the first report.
 GENERATIONS = 2
 PAUSE_SECONDS = 3.0
 METRICS = "^ritornello_(hit|missed|evicted)_pages_total"

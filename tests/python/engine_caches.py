@@ -162,8 +162,8 @@ class VllmTierCache(EngineCache):
 
 
 class ObservedStore(SGLangCacheStore):
-    """An SGLang cache that counts how often its lookups wait for the remote. A lookup may wait
-    several times.
+    """An SGLang cache. `waits`: how often its lookups have waited for the remote; one lookup may
+    wait several times.
     """
 
     waits = 0

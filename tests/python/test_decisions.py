@@ -1,4 +1,4 @@
-"""Decisions about the pages of requests: recorded in Python, told by `ritornello explain`."""
+"""Decisions about the pages of requests: recorded in Python, shown by `ritornello explain`."""
 
 import json
 import subprocess

@@ -30,6 +30,8 @@ pub struct Pool {
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
 impl Pool {
+    /// Copies the table of `spans` to the device.
+    ///
     /// # Safety
     /// The conditions of [`crate::Device::pool`] hold.
     pub(crate) unsafe fn new(

@@ -96,7 +96,8 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
         }
         (None, _, Some(300..=499)) => (
             ErrorKind::Fatal,
-            "the remote refuses this request: check that the endpoint is an object store, and the option style (path or virtual)",
+            "the remote refuses this request: check that the endpoint is an object store, and that \
+             the option style (path or virtual) fits it",
         ),
         _ => (ErrorKind::Retry, "the remote cannot be reached, or answers with an error"),
     };

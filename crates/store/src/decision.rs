@@ -12,9 +12,9 @@ pub(crate) const REQUEST_BYTES_MAX: usize = 128;
 const DETAIL_BYTES_MAX: usize = 256;
 /// Maximum decisions in one message to the owner.
 pub const REPORTED_DECISIONS_MAX: usize = 256;
-/// Maximum keys of a decision. Further keys are not kept: decisions about a few long prompts would
-/// displace all others from the owner's memory, and their messages would not fit the buffers of a
-/// connection.
+/// Maximum keys of a decision. Further keys are not kept: otherwise decisions about a few long
+/// prompts would displace all other decisions from the owner's memory, and their messages would not
+/// fit the buffers of a connection.
 pub const DECISION_KEYS_MAX: usize = 1024;
 /// Maximum decisions that one call lists.
 pub const LISTED_DECISIONS_MAX: usize = 1024;
@@ -179,9 +179,9 @@ impl Decision {
         Self { pages, keys, ..self }
     }
 
-    /// Cuts text to its limits, replaces control characters in it, limits `found` to `pages` and
-    /// `loaded` to `found`, and removes all keys if one is malformed or there are too many: a
-    /// decision may come from any process.
+    /// Enforces the limits of all fields, because a decision may come from any process: cuts text,
+    /// replaces control characters in text, limits `found` to `pages` and `loaded` to `found`, and
+    /// removes all keys if a key is malformed or there are too many keys.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let are_valid = self.keys.iter().all(|key| check_keys(&[key]).is_ok());

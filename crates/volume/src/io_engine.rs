@@ -33,7 +33,7 @@ pub(crate) trait Work {
 pub(crate) trait IoEngine: Send + Sync {
     /// Runs `work` to its end, and returns for how long the thread waited for operations in flight:
     /// zero from [`Inline`], which completes each operation when it is submitted. When the call
-    /// returns or unwinds, no operation is in flight, because the caller owns the memory of the
+    /// returns or unwinds, no operation is in flight, so that the caller may free the memory of the
     /// operations.
     fn run(&self, work: &mut dyn Work) -> Duration;
     /// The engine's name as one lower-case word.

@@ -20,8 +20,8 @@ fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
 /// different volumes.
 const VOLUMES: [u8; 3] = [1, 2, 4];
 
-/// Returns the rigs of [`rigs_on`] for each number of volumes in [`VOLUMES`], each rig with this
-/// number. A rig is made for each I/O mode of this machine, and one without file descriptors.
+/// Returns, for each number of volumes in [`VOLUMES`], the rigs of [`rigs_on`]: one for each I/O
+/// mode that works on this machine, and one whose files have no file descriptors.
 fn all_rigs() -> impl Iterator<Item = (u8, Rig)> {
     let each = |volumes| rigs_on(volumes).into_iter().map(move |rig| (volumes, rig));
     VOLUMES.into_iter().flat_map(each)

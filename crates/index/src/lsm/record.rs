@@ -12,10 +12,10 @@ pub(super) struct Record {
     pub(super) scope: ScopeSlot,
     pub(super) chained: bool,
     pub(super) parent: Option<(RunId, u16)>,
-    /// Number of pages that are known to precede the run in its chain. The number is computed when
-    /// the run is attached, and stays valid, because parents are not removed before their children.
-    /// The number is too low if an ancestor of the run was linked to its own parent after the run
-    /// was attached.
+    /// Number of pages that precede the run in its chain, as far as the index knew them when the
+    /// run was attached. Removals do not change the number, because parents are not removed before
+    /// their children. The number is too low if an ancestor of the run was linked to its own parent
+    /// later.
     pub(super) depth: u64,
     /// Number of pages, holes included.
     pub(super) pages: u16,

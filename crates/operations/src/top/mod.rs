@@ -16,8 +16,9 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is not a terminal. The
-command never owns the store: while no process owns it, the command waits for an owner. If it is to
-print once, it ends with exit code 2 instead; `ritornello stat` reads the files of such a store.
+command never owns the store. While no process owns the store, a refreshing command waits for an
+owner, and a command that prints once ends with exit code 2: use `ritornello stat`, which reads the
+files of such a store.
 
 Examples:
   ritornello top /nvme/kv

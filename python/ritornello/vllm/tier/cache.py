@@ -123,7 +123,7 @@ class TierCache(ChunkStore):
         self.call_later("release", lambda store: store.release(lease))
 
     def record_outcome(self, lookup: "Lookup", seconds: float) -> None:
-        """Tells the gate how long the load took about which the gate decided in `lookup`."""
+        """Tells the gate that the load that it chose in `lookup` took `seconds`."""
         self._on_cache("gate", lambda cache: cache.record_outcome(lookup, seconds))
 
     def end_step(self) -> None:

@@ -35,9 +35,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. This process owns a store; clients are separate processes. Each of --runs rounds
-puts and flushes --total bytes and gets them back, once here and once in a client, in alternating
-order; a ratio is taken per round, and medians are printed. Every byte read is compared; the
-comparison is not timed.
+puts and flushes --total bytes and gets them back, once here and once in a client; in every second
+round the client is first. A ratio is the client's rate divided by this process's rate in the same
+round; medians over the rounds are printed. Every byte read is compared; the comparison is not timed.
 
 Latencies are of 4,000 probes and 4,000 leases of 256 stored pages, and of 500 probes of 4,096 pages
 (as many pages as sixteen of the other probes): in this process, from a single client, and from a client while
@@ -120,7 +120,8 @@ pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
             Ok([put, driver.get(store, set, shape.sequences)?])
         };
         let mut other = || client.ask::<[Transferred; 2]>(&format!("move {}", set + 1));
-        // The order alternates, so that a drift of the disk affects owner and client equally.
+        // The client is first in every second round, so that a drift of the disk affects both
+        // equally.
         let (own, other) = if round % 2 == 0 {
             let own = own(&mut driver)?;
             (own, other()?)
