@@ -27,7 +27,7 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// An arena of at least `bytes`. Pinning makes its memory resident.
+    /// Allocates and pins an arena of at least `bytes`, which makes the arena's memory resident.
     pub(crate) fn new(core: &Arc<Core>, bytes: usize) -> Result<Arc<Self>> {
         let staging = Staging::new(bytes)?;
         let capacity = staging.capacity();

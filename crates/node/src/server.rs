@@ -37,8 +37,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of [`CHECK_INTERVAL`]s between two removals ([`presence::sweep`]) of the files that dead
 /// clients left under `clients/`.
 const SWEEP_CHECKS: u32 = 12;
-/// Maximum time that a stopping server waits for the end of received calls. It then shuts down all
-/// connections.
+/// Maximum time that a stopping server waits for the end of received calls, before it shuts down
+/// the connections that remain.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait for the end of all connections after the core was closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub struct Savings {
     /// Tokens that were loaded and not computed.
     avoided_tokens: u64,
-    /// Tokens of `avoided_tokens` that were loaded while no prefill of their engine was measured.
+    /// Tokens of `avoided_tokens` that were loaded before a prefill of their engine was measured.
     untimed_tokens: u64,
     /// Estimated seconds to compute the tokens of `avoided_tokens` that are not untimed.
     prefill_seconds: f64,

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The creation of a store ends before it has marked a directory, and another store is created on
-/// this directory. The first store, opened again, must not use the directory.
+/// The creation of a store fails before one of its directories is marked, and another store is
+/// created on this directory. The first store, opened again, must not use the directory.
 #[test]
 fn interrupted_creation_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);

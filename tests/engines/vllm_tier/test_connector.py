@@ -22,7 +22,7 @@ from ritornello.vllm.weights.guard import WeightGuard
 from servers.child import Child
 from servers.environment import shared_model
 
-# Capacity of the host memory in chunks: enough for each prompt, but not for both prompts.
+# Capacity of the host memory in chunks: enough for `FIRST` or for `SECOND`, but not for both.
 HOST_CHUNKS = 4
 FIRST, SECOND = prompt(21, 600), prompt(22, 900)
 

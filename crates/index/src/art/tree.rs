@@ -10,11 +10,11 @@ pub(super) const OPS: usize = 1024;
 /// Minimum bytes of a stored value. Shorter values are padded.
 ///
 /// A frame of Holt has 512 KiB and 10,240 slots, one per node. If a frame runs out of slots before
-/// bytes, Holt cannot move a part of it to another frame, because the move takes a slot. All later
-/// inserts into the frame then fail (`OutOfSlots`), each after hundreds of milliseconds. Padding
-/// therefore makes leaves so long that a frame runs out of bytes first. Keys have 9 to 21 bytes,
-/// except the three keys of counters; a leaf adds 16 bytes, and there is one inner node for three
-/// leaves.
+/// bytes, Holt cannot move a part of the frame to another frame, because the move takes a slot. All
+/// later inserts into the frame then fail (`OutOfSlots`), each after hundreds of milliseconds.
+/// Padding therefore makes leaves so long that a frame runs out of bytes first. Keys have 9 to 21
+/// bytes, except the three keys of counters; a leaf adds 16 bytes, and there is one inner node for
+/// three leaves.
 const VALUE_BYTES_MIN: usize = 64;
 
 fn pad(value: &[u8]) -> Box<[u8]> {

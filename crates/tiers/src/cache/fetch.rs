@@ -104,8 +104,8 @@ impl Fetch<'_> {
         }
         let (mut left, mut failed) = (wanted.to_vec(), 0);
         let step = self.step_pages();
-        // End this prefetch if it stores no page for the time that one of its steps may take, for
-        // example while another prefetch claims the pages.
+        // This prefetch ends if it stores no page within the time that one of its steps may take,
+        // for example while another prefetch has claimed the pages.
         let others_timeout = time_limit(all.bytes(wanted.len().min(step)), READ_TIMEOUT, None);
         let mut until = Instant::now() + others_timeout;
         while !left.is_empty() && Instant::now() < until && !job.is_cancelled() {
@@ -205,8 +205,8 @@ impl Fetch<'_> {
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
-        // No lookup waits for the pages longer than the lease lasts. If no lookup takes the lease,
-        // the lease expires.
+        // Lease the pages for the longest wait of a lookup, so that they are not evicted before the
+        // lookup ends. If no lookup takes the lease, the lease expires.
         if let Ok(leased) = first_tier.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
             && leased.lease != LeaseNumber::default()
         {
@@ -220,7 +220,9 @@ impl Fetch<'_> {
     }
 
     /// Waits for pages that another prefetch is fetching, and fetches pages that the other prefetch
-    /// abandons. Returns the end of the leading pages of `range` that are on the first tier.
+    /// abandons. Ends when all pages of `range` are on the first tier, a fetch fails, the time that
+    /// a read of `range` may take has passed, or the prefetch is cancelled. Returns the end of the
+    /// leading pages of `range` that are on the first tier.
     fn await_others(&self, range: Range<usize>) -> usize {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());

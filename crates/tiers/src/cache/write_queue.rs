@@ -100,8 +100,8 @@ impl WriteQueue {
         self.thread.wait_ended(deadline);
     }
 
-    /// Starts the worker, unless it runs. The worker calls `work` once. Returns whether the worker
-    /// runs.
+    /// Starts the worker, unless it was started or the queue is closed. The worker calls `work`
+    /// once. Returns whether the worker was started, now or earlier.
     pub(super) fn start_worker(&self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.state.lock();
         if !state.started && !state.closing {
@@ -110,8 +110,8 @@ impl WriteQueue {
         state.started
     }
 
-    /// Queues a job. Returns the number of leading pages that fit into the queue; zero after the
-    /// queue was closed.
+    /// Queues the leading pages of a job that fit into the queue, and drops the rest of the job.
+    /// Returns the number of queued pages; zero after the queue was closed.
     pub(super) fn push(&self, mut job: WriteJob) -> usize {
         let mut state = self.state.lock();
         let room =
@@ -170,8 +170,9 @@ impl WriteQueue {
         self.state.wake_all();
     }
 
-    /// Removes queued jobs that match `filter`. If the current job matches and is a promotion, it
-    /// ends before its next step. Returns the removed jobs, and whether any job matched.
+    /// Removes queued jobs that match `filter`. A current job that matches is marked as cancelled:
+    /// a promotion then ends before its next step, any other job continues. Returns the removed
+    /// jobs, and whether any job matched.
     pub(super) fn cancel(
         &self,
         filter: impl Fn(&PromptPages, &Range<usize>) -> bool,

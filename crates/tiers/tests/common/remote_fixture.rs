@@ -24,7 +24,8 @@ pub const REMOTES: [(&str, bool, bool); 4] = [
     ("sealed-zstd", true, true),
 ];
 
-/// Keys of two prompts: 11 pages in three objects, with keys of 8 to 64 bytes, and a page alone.
+/// Keys of two prompts: one of 11 pages in three objects, with keys of 8 to 64 bytes, and one of a
+/// single page.
 pub fn prompts() -> [Vec<Vec<u8>>; 2] {
     let key = |at: u8| vec![at + 1; [8, 32, 64][usize::from(at) % 3]];
     [(0..11).map(key).collect(), vec![vec![99; 20]]]

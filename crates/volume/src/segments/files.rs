@@ -51,8 +51,8 @@ impl Segments {
             let kept = Arc::clone(files.entry(id).or_insert(file));
             (kept, files.len())
         };
-        // More segments are open than the limit of open files was raised for: raise it for twice
-        // their number.
+        // If more segments are open than `reserved`, raise the limit of open files for twice their
+        // number.
         if count > self.files.reserved.load(Relaxed) {
             self.reserve_files(2 * count);
         }

@@ -93,7 +93,7 @@ fn volume_path(dir: &tempfile::TempDir, volume: u8) -> PathBuf {
     if volume == 0 { dir.path().into() } else { dir.path().join(format!("volume-{volume}")) }
 }
 
-/// Bytes that differ for every page and seed.
+/// Returns pseudo-random bytes that depend on the seed and the page.
 pub fn bytes(seed: u64, page: usize, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (page as u64) << 32 | 1;
     let mut out = Vec::with_capacity(length + 8);
@@ -116,8 +116,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// Makes a run of `count` pages of `page_bytes`. The extents have the given lengths and
-    /// alternate between segments 0 and 1, with gaps; the last extent holds the rest of the run.
+    /// Makes a run of `count` pages of `page_bytes`. `extents`: lengths of the run's extents in
+    /// units. The extents alternate between segments 0 and 1 of volume 0, with gaps; a last extent
+    /// holds the units that remain.
     pub fn new(generation: u64, count: usize, page_bytes: usize, extents: &[u32]) -> Self {
         Self::at(generation, count, page_bytes, extents, 3)
     }

@@ -37,7 +37,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 How it measures. This process owns a store; clients are separate processes. Each of --runs rounds
 puts and flushes --total bytes and gets them back, once here and once in a client; in every second
 round the client is first. A ratio is the client's rate divided by this process's rate in the same
-round; medians over the rounds are printed. Every byte read is compared; the comparison is not timed.
+round; the report has medians over the rounds. Every byte read is compared; the comparison is not
+timed.
 
 Latencies are of 4,000 probes and 4,000 leases of 256 stored pages, and of 500 probes of 4,096 pages
 (as many pages as sixteen of the other probes): in this process, from a single client, and from a client while

@@ -27,9 +27,9 @@ How it measures. Each of --runs rounds creates a store in memory, puts --total b
 it, puts --total bytes again over the same memory, reopens it and gets them twice; and copies
 --total bytes with memcpy, page by page, from private memory, in huge pages where the machine has
 them, to the target of the gets, with as many threads as a get. Every second round begins with
-memcpy, all other rounds end with it. A ratio is the rate of a put or get divided by memcpy's rate in
-the same round; the report has medians over the rounds. A put or get is 64 pages. Every byte read is
-compared with the byte put; the comparison is not timed.
+memcpy, all other rounds end with it. A ratio is the rate of a put or get divided by memcpy's rate
+in the same round; the report has medians over the rounds. A put or get is 64 pages. Every byte read
+is compared with the byte put; the comparison is not timed.
 
 Examples:
   ritornello bench host

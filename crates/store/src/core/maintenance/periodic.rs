@@ -62,8 +62,8 @@ impl StoreCore {
         let pressing = state.space.is_limbo_large();
         let busy = !state.unsynced.segments.is_empty() || state.space.has_limbo_waiting();
         let touched = state.unsynced.uses && last_sync.elapsed() >= RECENCY_INTERVAL;
-        // If a sync follows, in this pass or for other changes in a later pass, that sync makes the
-        // uses durable too, so the uses then need no sync of their own.
+        // Clear the mark of unsynced uses if a sync follows, in this pass or, because of other
+        // changes, in a later pass: this sync makes the uses durable too.
         state.unsynced.uses &= !(busy || touched);
         drop(state);
         for (id, name) in names {
