@@ -1,5 +1,5 @@
-"""Memory ranges of a block in vLLM's KV tensors. They follow from the tensors' strides, in whatever
-order a block stores its dimensions.
+"""The memory ranges of a block follow from the strides of vLLM's KV tensors, whatever the order in
+which a block stores its dimensions.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def test_cache_shared_by_layers_counts_once() -> None:
     assert group_memory({"l.0": shared, "l.1": shared}, ["l.0", "l.1"], 2, 8).layers == ("l.0",)
 
 
-def test_block_may_have_several_rows() -> None:
+def test_block_may_be_several_rows_of_a_tensor() -> None:
     assert spans({"l.0": Tensor(0, SHAPE)}, ["l.0"], 4) == [Span(0, 2 * ROW, 2 * ROW)]
 
 

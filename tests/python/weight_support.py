@@ -76,7 +76,7 @@ class Runner:
 
 class Worker:
     """Stand-in for vLLM's worker. `seen`: for each update, the number of changes of the weights
-    that were counted before its end.
+    that this process had counted while the update ran.
     """
 
     def __init__(self, model: Model) -> None:

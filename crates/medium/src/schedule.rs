@@ -150,7 +150,8 @@ pub struct Schedule(Arc<Mutex<Script>>);
 struct Script {
     /// Each rule with its number of matches.
     rules: Vec<(Rule, u64)>,
-    /// An operation, a part of its path, and a function to run once before the operation.
+    /// An operation, a part of a path, and a function to run once, before the next such operation
+    /// on a path that contains the part.
     hooks: Vec<(Op, String, Hook)>,
     counts: [u64; OPS],
     injected: u64,

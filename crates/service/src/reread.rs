@@ -29,8 +29,8 @@ type Stamp = Option<([u64; 3], [i64; 4])>;
 #[derive(Debug)]
 pub(crate) struct Reread<T> {
     value: RwLock<Arc<T>>,
-    /// The stamps of the last reading that succeeded, and the error of the last reading; the error
-    /// is empty if that reading succeeded, or the files returned to these stamps.
+    /// The stamps of the files at the last reading that succeeded, and the error of a later reading
+    /// that failed. The error is empty if there is none, or if the files have these stamps again.
     last: Mutex<(Vec<Stamp>, String)>,
 }
 

@@ -75,9 +75,11 @@ pub fn memory_left() -> u64 {
     kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
 }
 
-/// A limit of a store on a file system in memory: `what` names it, and `left` bytes are left.
+/// A limit on the space of a store on a file system in memory.
 struct Source {
+    /// Bytes that the limit leaves for the store.
     left: u64,
+    /// The limit's name in errors.
     what: &'static str,
     /// How the user can get more memory.
     advice: &'static str,

@@ -24,9 +24,9 @@ from ritornello.vllm.metadata import Load, PageBlocks, WorkerReport
 from ritornello.vllm.request_state import LeasedMatch, Request, RequestState
 from ritornello.vllm.store import Lease, PromptLength, VllmStore
 
-# Duration of a lease. A claim is used for half of this time; after that a waiting request is looked
-# up again. A load is therefore planned while its lease has at least half of its time left. The
-# deadline of a load is 10 seconds, and up to 60 for a long load (`Store.time_limit`).
+# Duration of a lease. A claim is valid for half of this time; after that a request that still waits
+# is looked up again. When a load is planned, its lease therefore lasts for at least the other half.
+# The deadline of a load is 10 seconds, and up to 60 for a long load (`Store.time_limit`).
 LEASE_SECONDS = 60.0
 # A load that reads more than this number of bytes for each worker is asynchronous: if a step waited
 # for it, the other requests of the step would be delayed by more than the usual time of a step.

@@ -222,7 +222,8 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Restores lost links, so that a removal reaches all descendants of a run.
+    /// Restores lost links, so that a removal reaches all descendants of a run. Does nothing
+    /// without [`ArtOptions::verify`](super::ArtOptions).
     fn relink(&self, runs: &HashMap<RunId, Found>) -> Result<()> {
         let mut batch = Batch::default();
         for (run, found) in runs {
