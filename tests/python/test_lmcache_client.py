@@ -142,9 +142,7 @@ def test_batch_of_mixed_sizes_models_salts_is_loaded(client: NativeClient) -> No
     assert there(client, [*texts(1), "no key at all"]) == [True, False]
 
 
-def test_log_names_object_too_large_for_the_store(
-    client: NativeClient, core_log: CoreLog
-) -> None:
+def test_log_names_object_too_large_for_the_store(client: NativeClient, core_log: CoreLog) -> None:
     long, short = texts(1), texts(1, start=1)
     page = np.zeros(40 << 20, np.uint8)
     done = completed(client, client.submit_batch_set(long, views([page])))

@@ -44,8 +44,8 @@ struct Answer<'a> {
 /// Converts the index of a store.
 ///
 /// # Errors
-/// If `--to` is invalid, no store exists, a process owns it, or its index cannot be converted (see
-/// [`ritornello_store::convert_index`]).
+/// If `--to` is invalid, no store exists, a process owns the store, or the store's index cannot be
+/// converted (see [`ritornello_store::convert_index`]).
 pub fn run(context: &Context, args: &ConvertArgs) -> Result<Status, Failure> {
     let (to, memory) = parse_index(&args.to).map_err(|error| Failure::unopened(&error))?;
     if open::manifest(&args.dir)?.is_none() {

@@ -22,5 +22,7 @@ pub(super) fn parse(keys: &[HexKey]) -> Result<Vec<Vec<u8>>, Problem> {
         )));
     }
     let parsed: Option<Vec<Vec<u8>>> = keys.iter().map(|key| parse_key(&key.0)).collect();
-    parsed.ok_or_else(|| Problem::invalid("a key is not an even number of hexadecimal digits"))
+    parsed.ok_or_else(|| {
+        Problem::invalid("a key must be 16 to 128 hexadecimal digits, an even number of them")
+    })
 }

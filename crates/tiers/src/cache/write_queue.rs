@@ -44,7 +44,7 @@ pub(super) struct WriteJob {
     /// Puts of these pages to the first tier, which may still run.
     pub(super) puts: Vec<PendingPut>,
     /// Whether the pages are evicted from the tier above after they are written, unless they were
-    /// used again or pages after them are dirty.
+    /// used again, or pages after them are dirty: not yet written to this tier.
     pub(super) evict_source: bool,
 }
 
