@@ -6,8 +6,8 @@
    questions again, now served from vLLM's own prefix cache. The answers of the second process must
    equal these answers.
 
-Exit code 0 if every claim held, 1 if a claim did not, 2 if the engine did not run or the user
-interrupted the demonstration.
+Exit code 0 if all claims that `demo.report.broken_claims` checks held, 1 if a claim did not, 2 if
+the engine did not run or the user interrupted the demonstration.
 """
 
 import argparse

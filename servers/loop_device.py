@@ -156,8 +156,8 @@ class Disk:
         return 4096 * int(struct.unpack("i", block)[0])
 
     def after_power_loss(self, to: Path) -> Disk:
-        """Returns a mounted copy of the device's blocks, without pages that are only in the page
-        cache.
+        """Returns a mounted copy of the device as a power loss would leave it: without data that is
+        only in the page cache of the mounted file system. `to`: the backing file of the copy.
         """
         copy = object.__new__(Disk)
         copy.backing = to

@@ -6,7 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def copy_pieces(sources, targets, words, count, chunk: tl.constexpr):
-    """Each program copies every `num_programs`-th piece of `words` 8-byte words."""
+    """Copies `count` pieces of `words` 8-byte words: piece `i` from the address `sources[i]` to the
+    address `targets[i]`. Each program copies every `num_programs`-th piece, `chunk` words at a
+    time.
+    """
     lane = tl.arange(0, chunk)
     for piece in range(tl.program_id(0), count, tl.num_programs(0)):
         source = tl.load(sources + piece).to(tl.pointer_type(tl.int64))

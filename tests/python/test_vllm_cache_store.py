@@ -88,7 +88,7 @@ def prefetches(cache: CacheStore) -> int:
     return cache.call("stats", lambda each: int(each.stats()["prefetch"]["started"]), -1)
 
 
-def test_opted_out_loads_are_not_prefetched(elsewhere: CacheStore) -> None:
+def test_pages_of_request_that_opts_out_are_not_prefetched(elsewhere: CacheStore) -> None:
     hit = match(elsewhere, loads=False)
     assert (hit.pages, hit.present, hit.pending) == (0, 0, False)
     assert prefetches(elsewhere) == 0

@@ -376,7 +376,8 @@ fn branch_after_removed_holes_does_not_match() {
     index.remove_blocks(ScopeSlot(0), Worker(1), Tiers::ALL, &chain[1..12]);
     put(Some(chain[19]), &chain[20..]);
     put(Some(chain[12]), &branch);
-    // `requested` has 13 pages before the branch, and the run has 13 pages after the removals.
+    // `requested` has 13 pages before the branch, and the removals left 13 of the run's 24 pages:
+    // the lookup must not take these equal numbers for equal pages.
     let requested = [&chain[..13], &branch].concat();
     assert_eq!(index.prefixes(ScopeSlot(0), &requested)[0].pages, 1);
 }

@@ -37,7 +37,7 @@ pub(crate) struct Reports {
 /// The caches whose lowest local tier is this store.
 #[derive(Debug, Default)]
 struct Caches {
-    /// Each cache with its counts at the last report.
+    /// Each cache with its counts at the last call of [`Caches::take`].
     counters: Vec<(Arc<dyn CacheCounters>, CacheCounts)>,
     /// Whether the next report of queues is sent even if all queues are empty: a queue was not
     /// empty at the last report, or this report could not be sent.
@@ -93,7 +93,8 @@ impl Reports {
         self.sending.lock().counters.push((counters, CacheCounts::default()));
     }
 
-    /// Keeps the contents of a report. Returns whether `request` is a report.
+    /// Keeps the counts or the decisions of a report until [`Reports::send`] sends them. Returns
+    /// `false`, and keeps nothing, for all other requests, also for a report of queues.
     pub(crate) fn keep(&self, request: &Request<'_>) -> bool {
         match request {
             Request::ReportTransfers { counts } => self.transfers.add(counts),
@@ -108,10 +109,10 @@ impl Reports {
         true
     }
 
-    /// Sends all reports, after another thread that sends has finished. Does not wait for answers.
-    /// Waits at most 200 ms per message while the socket is full. Counts and decisions that cannot
-    /// be sent now are kept for the next report, if they fit. Reports sent to an owner that ends
-    /// before it reads them are lost.
+    /// Sends all reports, after another thread that sends them has finished. Does not wait for
+    /// answers. Waits at most 200 ms per message while the socket is full. Counts that cannot be
+    /// sent now are kept for the next report, and decisions as far as the buffer has room. Reports
+    /// sent to an owner that ends before it reads them are lost.
     pub(crate) fn send(&self, membership: &Membership) {
         let mut caches = self.sending.lock();
         let store = self.store.get().and_then(Weak::upgrade);

@@ -40,7 +40,7 @@ fn second_put_is_admitted() {
     assert_eq!((seen.counters["refused_admission"], seen.counters["refused_pages"]), (8, 8));
     assert_eq!(seen.admission.policy, "second_sight");
     open.close();
-    // A new process has no list of refused pages; stored pages remain.
+    // The list of refused pages does not survive a close; stored pages do.
     let open = open_with(dir.path(), AdmissionMode::SecondSight, None);
     put(&open.store, &scope, &sequence(2, 8), None);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -80,7 +80,8 @@ fn low_budget_admits_pages_at_second_put() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     // The budget's bucket holds 4 MiB and begins half full; at 96 MiB per day it gains less than a
-    // page during the test.
+    // page during the test. `auto` admits every page until the bucket is a quarter full: after
+    // about 16 pages.
     let open = open_with(dir.path(), AdmissionMode::Auto, Some("96MiB/day"));
     let mut stored = 0;
     for name in 0..4 {

@@ -64,14 +64,14 @@ class RequestState:
     `match`: stored pages that may be loaded for the request. `saved`: for each group, the number of
     leading pages that are stored, are being saved, or will not be saved because their blocks have
     left the group's window or their save failed and is not repeated. `loading`: an asynchronous
-    load fills the request's blocks. `failed`: a load of the request failed in part. `wake_step`:
-    the step of `SavePlan` in which the request is next examined for full pages. `waiting_since`:
-    the time of `monotonic` since which the request waits for the answer of a remote, or for pages
-    that are being copied to a tier from which they can be loaded. `sources`: the number of tokens
-    that its last load reads from each tier. `shares_failed_block`: the request has a block that
-    failed to load, or that was computed after such a block, and that another request may recompute
-    instead; it saves nothing until it is preempted and admitted again. `recorded`: the last
-    decision that was recorded about the request (`DecisionLog`).
+    load fills the request's blocks. `failed`: a load of the request left a page unfilled.
+    `wake_step`: the step of `SavePlan` in which the request is next examined for full pages.
+    `waiting_since`: the time of `monotonic` since which the request waits for the answer of a
+    remote, or for pages that are being copied to a tier from which they can be loaded. `sources`:
+    the number of tokens that its last load reads from each tier. `shares_failed_block`: the request
+    has a block that failed to load, or that was computed after such a block, and that another
+    request may recompute instead; the request saves nothing until it is preempted and admitted
+    again. `recorded`: the last decision that was recorded about the request (`DecisionLog`).
     """
 
     request: Request

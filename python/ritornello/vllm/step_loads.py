@@ -44,8 +44,8 @@ class StepLoads:
 
     def finish(self) -> None:
         """Waits for the loads and records their results. The recorded time of a load is its
-        duration or, if it arrives layer by layer, the time that the step has waited for all its
-        loads so far.
+        duration or, if it arrives layer by layer, the time that the step has so far waited for all
+        loads.
         """
         started = perf_counter()
         while self._pending:

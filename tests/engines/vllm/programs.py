@@ -38,7 +38,8 @@ class Run:
     def become(self) -> None:
         """Runs the program in this process, as its main module."""
         signal.alarm(self.timeout)
-        # The program ends with its interpreter, also if pytest interrupts a test.
+        # If pytest interrupts a test, it kills the interpreter that forked this process: the kernel
+        # then kills this process too.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.environ.clear()
         os.environ.update(self.environment)

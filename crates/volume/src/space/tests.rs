@@ -64,10 +64,7 @@ fn reserve_stays_free_unless_used() {
     assert!(space.allocate(24, 100, 10, Reserve::Keep).is_some());
     assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());
     assert_eq!(space.shortfall(7, Reserve::Keep), 7);
-    assert!(
-        space.allocate(1, 1, 1, Reserve::Use).is_none(),
-        "the existing segment is too fragmented"
-    );
+    assert!(space.allocate(1, 1, 1, Reserve::Use).is_none(), "the only existing segment is full");
     let next = space.next_segment().unwrap();
     space.add_segment(next).unwrap();
     assert!(space.allocate(1, 1, 1, Reserve::Keep).is_none());

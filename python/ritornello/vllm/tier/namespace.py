@@ -3,10 +3,10 @@ may be reused.
 
 vLLM's own file tier names its folder by model name, dtype, sizes and groups. A name does not
 identify the weights, so this tier uses the model's configuration and the fingerprint of its
-weights, as the connector does. A row of the host tier holds the pages of all ranks side by side.
-Its scope therefore names the numbers of ranks, unless vLLM declares that a row holds one copy for
-all ranks (`replicated_layout`) or that its bytes do not depend on the ranks (`canonical_layout`, if
-`is_parallelism_agnostic`).
+weights, as the connector does. A row of the host tier holds one chunk: the KV of all ranks side by
+side. The scope of a chunk therefore names the numbers of ranks, unless vLLM declares that a row
+holds one copy for all ranks (`replicated_layout`) or that the bytes of a row do not depend on the
+ranks (`canonical_layout`, if `is_parallelism_agnostic`).
 
 vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """
@@ -171,8 +171,8 @@ def spec_text(spec: Any, rank_free: bool) -> str:
 def is_unbounded(spec: Any) -> bool:
     """Returns whether vLLM needs all chunks of a prefix of a KV cache group with this spec, not
     only the chunks of a window. If vLLM's hybrid cache manager is off, vLLM keeps and loads the
-    chunks of all tokens for layers with a window too: their class is then `FullAttentionSpec`, with
-    the window as a field.
+    chunks of all tokens for layers with a window too: the spec of such layers is then a
+    `FullAttentionSpec` with the window as a field.
     """
     return any(kind.__name__ == "FullAttentionSpec" for kind in type(spec).__mro__)
 
@@ -181,7 +181,8 @@ def window_chunks(spec: Any, chunk_tokens: int) -> int:
     """Returns how many chunks at the end of a prefix vLLM loads of a group with a window, by the
     rules of vLLM: enough for the window of the prefix's last token; and enough for the part of the
     next token's window that is in the prefix, and for `extra_retained_tokens` tokens before this
-    part, which a draft model computes again. Returns 1 for a state, which is in the last chunk.
+    part, which a draft model computes again. Returns 1 for a group that keeps a recurrent state
+    instead of KV: the state is in the last chunk.
     """
     window = window_tokens(spec)
     before = window - 1 + int(getattr(spec, "extra_retained_tokens", 0))
@@ -189,6 +190,6 @@ def window_chunks(spec: Any, chunk_tokens: int) -> int:
 
 
 def window_tokens(spec: Any) -> int:
-    """Returns the tokens that a token sees, itself included; 0 if they are not limited."""
+    """Returns how many tokens a token attends to at most, counting the token; 0 without a limit."""
     bounds = (getattr(spec, name, None) for name in ("sliding_window", "attention_chunk_size"))
     return next((int(bound) for bound in bounds if bound), 0)

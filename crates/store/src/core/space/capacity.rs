@@ -49,8 +49,9 @@ impl StoreCore {
     /// would take more than 95 % of its segments, or if it is, on tmpfs, too large for the memory;
     /// if the directory is already in use, unknown, another store's, or the store's last directory.
     /// `Retry` if another change, or the creation of a segment file, has not ended by `timeout`, if
-    /// a directory that was marked again is still absent, or if the store is poisoned; `Closed`;
-    /// `Fatal` if a write or sync failed: the store is poisoned; file-system errors.
+    /// a directory to which `VOLUME` was written again is still absent, or if the store is
+    /// poisoned; `Closed`; `Fatal` if a write or sync failed: the store is poisoned; file-system
+    /// errors.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.lifecycle.check_writable()?;
         let deadline = Instant::now() + timeout;
@@ -118,7 +119,7 @@ impl StoreCore {
                 _ => {}
             }
             if let Some(why) = self.state.lock().absence.why(number) {
-                let said = "the directory is marked again, but still absent";
+                let said = "the directory is still absent, although VOLUME was written to it again";
                 return Err(Error::retry(said).with("why", why));
             }
         }
@@ -202,8 +203,8 @@ impl StoreCore {
             || self.index.stats().disk_bytes > self.shape.budget().index_bytes
     }
 
-    /// Checks, if the capacity of `budget` is smaller than the current capacity, that the runs that
-    /// cannot be evicted take at most 95 % of its segments.
+    /// Checks, if the capacity of `budget` is smaller than the current capacity, that leased and
+    /// retained runs and reservations take at most 95 % of the segments of `budget`.
     fn check_protected_runs_fit(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
