@@ -49,7 +49,7 @@ def test_queries_use_documented_metrics() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels) > 15
     text = (PACKAGING / "prometheus/alerts.yaml").read_text()
     text += " ".join(target["expr"] for panel in panels for target in panel["targets"])
-    # A query of a histogram names its buckets, the document the histogram.
+    # A query names the buckets of a histogram (`NAME_bucket`), and the document lists only `NAME`.
     used = {name.removesuffix("_bucket") for name in re.findall(r"\britornello_\w+", text)}
     assert used <= DOCUMENTED, used - DOCUMENTED
 

@@ -20,8 +20,8 @@ struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
     pages: usize,
-    /// Whether the ranges of all buffers that pages use are disjoint. If they are, pages with
-    /// different ids do not overlap.
+    /// Whether no two buffers share memory that pages use. If so, pages with different ids do not
+    /// overlap.
     apart: bool,
     _held: BufferGuard,
 }
@@ -38,8 +38,8 @@ impl Memory {
 
 /// Registered source or target memory of an engine: page `i` is the concatenation, over `buffers`
 /// in order, of `page_bytes[k]` bytes of buffer `k`, beginning at `i * page_bytes[k]` or, if
-/// strides are given, at `i * strides[k]`. The pool keeps the buffers alive. The number of pages is
-/// that of the buffer which holds the fewest.
+/// strides are given, at `i * strides[k]`. The pool keeps the buffers alive, and has as many pages
+/// as the buffer that holds the fewest.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct PagePool(Arc<Memory>);
 
@@ -156,7 +156,7 @@ fn part(
     Ok(Part { chunk, page_bytes, stride, writable })
 }
 
-/// Returns whether the ranges of all buffers that the first `pages` pages use are disjoint.
+/// Returns whether no two buffers share memory that the first `pages` pages use.
 fn buffers_disjoint(parts: &[Part], pages: usize) -> bool {
     let used = |part: &Part| match pages {
         0 => 0,

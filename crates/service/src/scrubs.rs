@@ -25,7 +25,7 @@ pub(crate) struct ScrubProgress {
     pages: u64,
     /// Bytes of the runs read so far.
     bytes: u64,
-    /// Pages that failed verification, at most 10,000.
+    /// Number of pages that failed verification, counted up to 10,000.
     damaged_pages: usize,
     /// Pages removed: the damaged pages, and in chained scopes the pages after them.
     removed_pages: u64,

@@ -193,7 +193,8 @@ fn lost_volume_returns() {
     );
     let elsewhere = || elsewhere.iter().copied();
 
-    // Unmount the volume while processes use the store: they keep the segments that they have open.
+    // Unmount the volume while the owner and a client use the store: both keep the segments that
+    // they have open.
     let other = client(&open, medium(), home);
     assert_hits(&other, &kept[..4]);
     under_load(&[&open.store, &other], &moving, || {

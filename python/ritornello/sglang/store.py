@@ -94,7 +94,7 @@ class SGLangStore(FailSafeStore):
         sides: Sequence[SidePool],
     ) -> RestorablePrefixes:
         """Returns the prefixes that can be loaded, if side pools hold further parts of the pages.
-        Without `scopes` the main pool holds no bytes, so that it has all pages.
+        Without `scopes` the main pool holds no bytes, so only the side pools limit the prefixes.
         """
         leading = self.find(scopes, keys, before, page_tokens) if scopes else len(keys)
         found = []
@@ -223,7 +223,7 @@ class SGLangStore(FailSafeStore):
 
     def note_prefill_avoided(self, tokens: int, seconds: float) -> None:
         """Counts tokens that were loaded in `seconds` and not computed. Their position in the
-        prompt is unknown: their time counts as at the beginning of a prompt.
+        prompt is unknown, so the avoided time is estimated as if they began the prompt.
         """
         self.call("prefill", lambda store: store.note_prefill_avoided(0, tokens, seconds), None)
 

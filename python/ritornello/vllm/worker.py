@@ -13,8 +13,8 @@ Invariants:
   an unfilled block are wrong, and requests share blocks. Exception: in a numbered step
   (`StepMetadata.step` is not 0, inside `MultiConnector`) the pages to save were filled in earlier
   steps whose outcome is known (see `deferred`), so a failed load does not stop their saves.
-* No page is loaded or saved after a change of weights since the beginning of the epoch that this
-  worker knows of (see `_weights_changed`), even in a step that was planned before the change.
+* No page is loaded or saved while this worker knows of a change of weights since the epoch began
+  (see `_weights_changed`), even in a step that was planned before the change.
 """
 
 from collections import deque
@@ -67,7 +67,8 @@ class WorkerSide:
         # None until the first identity has arrived, and whenever this worker's memory cannot be
         # used.
         self._held: HeldObjects | None = None
-        # The identity whose objects are to be located in the memory at or after this time.
+        # The identity whose objects are still to be located in the memory, and the earliest time of
+        # the next attempt.
         self._unlocated: Identity | None = None
         self._locate_at = 0.0
         # The counts of weight changes when the identity's epoch began.

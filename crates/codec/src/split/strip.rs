@@ -131,8 +131,8 @@ fn number(exponent: u8, rest: u8) -> u16 {
     (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1)
 }
 
-/// Packs each pair of codes into six bits of a byte. The bits of the last eight pairs fill the top
-/// bits of the first 24 bytes.
+/// Packs codes `i` and `i + 32` as a pair of six bits: the first 24 pairs into the low bits of the
+/// 24 bytes, and the last eight pairs into the two top bits of each byte.
 #[inline(always)]
 fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
     let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);

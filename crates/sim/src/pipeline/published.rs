@@ -1,7 +1,7 @@
 //! Published figures of a system whose device issues the reads, beside the figures of the model.
 //!
 //! The system is Tutti (arXiv 2605.03375): Llama-3-8B, two drives, GDS as the path with copies that
-//! the CPU issues.
+//! the CPU issues. `R` and `n0` in the reasons are parameters of the [model](super).
 
 use super::{Medium, Prefill, Prices, Rates, Transfer};
 use serde::Serialize;

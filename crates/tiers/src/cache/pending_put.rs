@@ -4,7 +4,8 @@ use ritornello_store::Ticket;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
-/// A put to the first tier in progress, and the pages that it spilled.
+/// A put to the first tier in progress, and the pages that it spilled; both are `None` if the pages
+/// to write are on a tier already.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingPut {
     pub(super) ticket: Option<Ticket>,

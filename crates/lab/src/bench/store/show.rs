@@ -42,8 +42,8 @@ fn head(r: &Report) -> String {
 
 fn rates(r: &Report) -> Option<String> {
     let raw = r.raw.as_ref()?;
-    // The last column has the CPU seconds per GiB of the raw I/O and of a read of the bytes from
-    // memory, which a checksum needs.
+    // The last column: the sum of the CPU seconds per GiB of the raw I/O and of one read of the
+    // bytes from memory. A checksum needs this read.
     let mut out = table(&["", "GiB/s", "raw GiB/s", "ratio", "CPU s/GiB", "raw I/O + one read"]);
     let mut row = |name: &str, moved: Option<&Moved>, rate: f64, cpu: f64| {
         if let Some(moved) = moved {

@@ -46,7 +46,7 @@ pub(crate) struct StoreSpace {
     unsearched: BTreeSet<u8>,
 }
 
-/// Space in limbo and withheld space that waited for one sync round.
+/// Space that waits for the end of the current sync round.
 pub(crate) struct RoundSpace {
     limbo: Vec<Extent>,
     withheld: Vec<Extent>,
@@ -161,8 +161,8 @@ impl StoreSpace {
         self.allocator.resume_growth(volume);
     }
 
-    /// Whether more than half of the reserve is in limbo: a sync round should then not wait for its
-    /// interval.
+    /// Whether the limbo is larger than half of the reserve: a sync round should then not wait for
+    /// its interval.
     pub(crate) fn is_limbo_large(&self) -> bool {
         self.limbo.units() * 2 > self.allocator.reserve_units()
     }
