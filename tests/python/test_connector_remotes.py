@@ -91,9 +91,9 @@ def store(cache: EngineCache, keys: list[bytes], contents: list[bytes] | None = 
     cache.flush()
 
 
-# Changes that a writer without the key can make to the remote's objects. Each function returns how
-# many leading pages of the prompt a reader still gets from the remote, and the name of the remote's
-# statistic that counts the change.
+# Changes that a writer without the key can make to the remote's objects. Each function but `flip`
+# returns how many leading pages of the prompt a reader still gets from the remote, and the name of
+# the remote's statistic that counts the change.
 
 
 def flip(far: Path, at: int) -> None:

@@ -236,8 +236,8 @@ impl Client {
         }
     }
 
-    /// Makes `call` when the silent owner responds again, or now if its silence has ended. Drops a
-    /// release beyond the limit of deferred calls.
+    /// Makes `call` when the silent owner responds again, or now if its silence has ended. If the
+    /// limit of deferred calls is reached, drops `call` unless it aborts a reservation.
     pub(crate) fn call_later(self: &Arc<Self>, call: LaterCall) {
         if self.liveness.defer(call) {
             self.send_deferred();

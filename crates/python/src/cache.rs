@@ -68,8 +68,8 @@ impl Cache {
         Ok(Self { tiers, cache: RwLock::new(Some(cache)) })
     }
 
-    /// Looks up a prompt, starting at its first page, and leases the pages to load for `ttl`
-    /// seconds.
+    /// Looks up a prompt, starting at its first page. Leases, for `ttl` seconds, the pages on this
+    /// machine that are to be loaded.
     #[pyo3(signature = (
         scope, keys, *, ttl=60.0, gate="auto", page_tokens=0, page_bytes=0, computed=0, tokens=0
     ))]

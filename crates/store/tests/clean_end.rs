@@ -18,7 +18,7 @@ fn store_options() -> Options {
 }
 
 /// A process is killed with writes to a segment in flight. The next owner cannot open this segment,
-/// and closes the store. The owner after it must still drain the segment before it reuses the
+/// and closes the store. The third owner must still drain the segment before it reuses the
 /// segment's space.
 #[test]
 fn absent_segment_makes_the_end_unclean() {

@@ -47,7 +47,7 @@ REASONS = {
     "failures or while all threads were busy (spared).",
 }
 
-# The functions that return the counts of an adapter, and the value of its attribute `store`. An
+# For each adapter the function that returns its counts, and the value of its attribute `store`. An
 # adapter that is dropped disappears from the metrics.
 _adapters: "WeakKeyDictionary[Any, tuple[Callable[[Any], Counts], str]]" = WeakKeyDictionary()
 _lock = Lock()

@@ -81,7 +81,7 @@ impl ArtIndex {
     pub(super) fn check_not_poisoned(&self) -> Result<()> {
         if self.gauges.poisoned.load(Ordering::Acquire) {
             return Err(Error::fatal(
-                "Holt failed in the middle of a change: close the store and open it again",
+                "a change of the index failed halfway: close the store and open it again",
             ));
         }
         Ok(())
@@ -89,8 +89,8 @@ impl ArtIndex {
 
     /// Truncates run `run` after `keep` pages. First removes the descendants of the pages after
     /// this cut, leaves before their parents, so that a crash leaves no page without the pages
-    /// before it. Skips runs that are damaged or cannot be read. Stops if Holt fails to apply a
-    /// batch, which poisons the index.
+    /// before it. Skips runs that are damaged or cannot be read. Stops if a batch cannot be
+    /// applied, which poisons the index.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
         let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
         let mut removed = Vec::with_capacity(removals.len());

@@ -19,8 +19,8 @@ pub struct Bounds {
     pub visible: Vec<Pages>,
     /// By sequence, the pages that were deleted while a volume was absent, if no flush followed.
     pub deleted: Vec<Pages>,
-    /// Scopes that may have a quota: opening the store evicts pages above the quota, possibly not
-    /// the pages that the previous owner would have evicted.
+    /// By kind, whether the scope may have a quota: opening the store evicts pages above the quota,
+    /// possibly not the pages that the previous owner would have evicted.
     pub limited: [bool; KINDS],
     /// Flushed pages that must not be evicted, each as a sequence and its retained pages.
     pub retained: Vec<(usize, Pages)>,

@@ -1,5 +1,5 @@
-//! Garbage collection of a remote: removes objects that were not written or extended within an age
-//! limit, or the oldest objects beyond a byte budget.
+//! Garbage collection of a remote: removes objects that were not written or continued within an age
+//! limit, and then the oldest objects until all fit a byte budget.
 //!
 //! A lookup starts at the beginning of a prompt, so an object is removed after the objects that
 //! continue it: for its age, the last write of the object or of any object that continues it
