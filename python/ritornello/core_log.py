@@ -72,7 +72,8 @@ def _handle(
     if _level is not None and top.level == logging.NOTSET:
         top.setLevel(_level)
     logger = top.getChild(target.removeprefix("ritornello_").replace("::", "."))
-    # `logging.config` disables all loggers that it does not name. Levels silence the core instead.
+    # `logging.config` disables all loggers that it does not name, so `disabled` does not mean that
+    # the user silences the core. Levels do.
     logger.disabled = False
     if not logger.isEnabledFor(level):
         return

@@ -2,8 +2,8 @@
 //! [`ritornello_store::Response`] follow.
 //!
 //! The first message in each direction follows a [`crate::greeting`]. A message has the same layout
-//! in each protocol version of this build that has the message. Payload never passes through the
-//! socket.
+//! in each protocol version that this build speaks, if the version has the message. The bytes of
+//! pages never pass through the socket.
 
 use ritornello_format::FORMAT_VERSION;
 use ritornello_store::WireError;

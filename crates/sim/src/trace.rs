@@ -12,7 +12,8 @@ pub struct Trace {
     /// End of each request's blocks in `blocks`.
     ends: Vec<usize>,
     blocks: Vec<u32>,
-    /// The stable key of every block, which policies see as `Resident::key`.
+    /// The key of every block, which policies see as `Resident::key`. A part of a trace keeps the
+    /// keys of its blocks.
     keys: Vec<u64>,
     skipped: Vec<u64>,
     clock_jumps: u64,
@@ -87,7 +88,7 @@ impl Trace {
         &self.blocks
     }
 
-    /// The stable key of a block.
+    /// The key of a block, which is the same in the whole trace and in its parts.
     pub(crate) fn key(&self, block: u32) -> u64 {
         self.keys[block as usize]
     }

@@ -33,7 +33,7 @@ pub enum Kind {
     ///
     /// [`Proxy::before_gcs`]: super::proxy::Proxy::before_gcs
     FakeGcs,
-    /// Azure Blob Storage.
+    /// An emulator of Azure Blob Storage.
     Azurite,
 }
 

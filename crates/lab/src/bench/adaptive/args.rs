@@ -13,10 +13,10 @@ use std::str::FromStr;
 How it measures. The ten-stage workload runs on the index `lsm`, without payload: a request probes for
 256 pages, marks the runs found as used, and inserts the missing pages in runs of 32. A second
 thread maintains the index every 20 ms and syncs it every 2 s, as a store does. The warm-up inserts
-half of the pages and is not counted; the stages follow. Either the controller is on, or the size
-ratio and the runs per level are fixed: read-optimal (12/1), write-optimal (12/11), and some between.
-Each variant is a separate process; every round runs all variants; the median of the rounds is
-printed.
+half of the pages and is not counted; the stages follow. In one variant the controller adapts the
+setting of the tree, its size ratio and runs per level (T/K), to the workload. In the others the
+setting is fixed: read-optimal (12/1), write-optimal (12/11), and some between. Each variant is a
+separate process; every round runs all variants; the median of the rounds is printed.
 
 Cost is processor seconds of the whole process during the stages: the index operations, RocksDB's
 threads, and the compactions still to do at the end, without the generation of the workload. Bytes

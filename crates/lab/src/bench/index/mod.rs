@@ -40,11 +40,11 @@ processes reopen a backend that has files: after the kill, after a clean close, 
 out of the page cache. A last process removes old sequences, leaf first, while it inserts new
 sequences.
 
-Rates are pages per second. Write amplification is the kernel's count of bytes that the process wrote
-to storage up to the last sync, divided by 40 bytes for each page put; the column `own` has the same
-figure from the backend's own count. Each backend
-is measured with only a final sync (the backend `run` also syncs whenever 32 MiB are unsynced), and
-with a sync after every 65,536 pages; --durable adds a measurement with a sync after every run.
+Rates are pages per second. Write amplification is the kernel's count of bytes that the process
+wrote to storage up to the last sync, divided by 40 bytes for each page put; the column `own` has
+the same figure from the backend's own count. Each backend is measured with only a final sync (the
+backend `run` also syncs whenever 32 MiB are unsynced), and with a sync after every 65,536 pages;
+--durable adds a measurement with a sync after every run.
 
 Examples:
   ritornello bench index --entries 100000,1000000
@@ -83,7 +83,7 @@ const DISK_BYTES_PER_PAGE: u64 = 4096;
 /// Charts in one row.
 const CHARTS_ABREAST: usize = 3;
 /// Number of times that an index is opened after a clean close with its files in the page cache,
-/// and the same number of times without; the report has the two medians.
+/// and again with its files out of the page cache. The report has the two medians.
 const OPENINGS: usize = 5;
 
 /// Measures all backends and prints the report.
