@@ -67,9 +67,9 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates a store over a catalog. `staging` is the bounded memory for copies of pages that
-    /// tickets write or hand over: [`Store::submit_put_copy`], [`Store::submit_put_or`]. Transfers
-    /// use the staging of `segments`.
+    /// Creates a store over a catalog. `staging` is the bounded memory for the copies of pages that
+    /// [`Store::submit_put_copy`] writes, and that [`Store::submit_put_or`] passes to its caller if
+    /// the pages were not stored. Transfers use the staging of `segments`.
     #[must_use]
     pub fn new(
         catalog: Arc<dyn Catalog>,
@@ -452,8 +452,8 @@ impl Store {
     }
 }
 
-/// Checks that the sections of `control` make up a page of `scope`, and that no earlier get has
-/// used them: a section that has arrived was used.
+/// Checks that the sections of `control` make up a page of `scope`, and that none of them has
+/// arrived: a get fills new sections.
 ///
 /// # Errors
 /// `Invalid` if the sections do not make up a page, or one has arrived; errors of

@@ -161,8 +161,8 @@ proptest! {
     }
 }
 
-/// The store does not reuse space that an eviction freed before the eviction is durable, because a
-/// crash can undo the eviction: every page that a probe finds after the crash is delivered.
+/// A crash can undo an eviction that is not durable. The store therefore reuses the freed space
+/// only once the eviction is durable: every page that a probe finds after the crash is delivered.
 #[test]
 fn pages_found_after_undone_evictions_are_delivered() {
     for seed in 0..30 {

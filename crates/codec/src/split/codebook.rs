@@ -2,8 +2,8 @@
 
 /// Number of exponents that have a code.
 pub const CODES: usize = 15;
-/// The code of an escape, a number whose exponent has no code: its exponent is listed after the
-/// codes.
+/// Marks an escape among the codes: a number with an exponent that the codebook lacks. The
+/// exponents of escapes are listed after the codes.
 pub const ESCAPE: u8 = 15;
 /// The sample from which a block's codebook is chosen has one cache line in 32, but at least 8 and
 /// at most 32 lines. The interval between sampled lines is rounded up, which can reduce the sample.
@@ -90,7 +90,7 @@ impl Codebook {
         (covered * 2 > sampled).then_some(book)
     }
 
-    /// The code of an exponent, or [`ESCAPE`].
+    /// The code of an exponent; [`ESCAPE`] if the codebook lacks the exponent.
     pub fn code(&self, exponent: u8) -> u8 {
         self.first.code(exponent).or_else(|| self.second.code(exponent)).unwrap_or(ESCAPE)
     }
