@@ -219,9 +219,9 @@ fn file_of_other_version_is_refused_with_its_version() {
     }
 }
 
-/// The upper 32 bits of a run's name count how often the record in the lower 32 bits was reused.
-/// The run of this test has nearly the maximum count, so an open of the index gives all runs new
-/// names.
+/// The upper 32 bits of a run's name count the reuses of the record whose number is in the lower 32
+/// bits. The run of this test has nearly the maximum count, so an open of the index gives all runs
+/// new names.
 #[test]
 fn runs_are_renumbered_before_names_run_out() {
     let disk = SimDisk::new(1 << 24);

@@ -50,7 +50,9 @@ class ReadyQueue:
 
 @dataclass(frozen=True)
 class MultiTurn:
-    """Lengths are in tokens. A client's rounds go to the servers round robin."""
+    """The load: `num_clients` clients, each of which asks `num_rounds` questions. Lengths are in
+    tokens. A client's rounds go to the servers round robin.
+    """
 
     source: Source
     num_clients: int

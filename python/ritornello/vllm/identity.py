@@ -30,7 +30,7 @@ SHARDED = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "dcp_sha
 class Identity:
     """The model, and its KV cache groups; can be pickled. `hash_tokens`: tokens that a block hash
     covers. `alignment`: a prefix is resumed at multiples of this number of tokens. `ranks`:
-    tensor-parallel workers of a stage.
+    the number of tensor-parallel workers of a stage.
     """
 
     model: ModelIdentity
@@ -126,9 +126,9 @@ def _cache_group(
 
 
 def reach_of(spec: Any) -> Reach:
-    """Returns which pages a group needs, by vLLM's class of the group. If vLLM's hybrid cache
-    manager is off, vLLM keeps the blocks of all tokens for layers with a sliding window too: such a
-    group needs all pages.
+    """Returns which pages a group needs, by the class of its spec. If vLLM's hybrid cache manager
+    is off, vLLM keeps the blocks of all tokens for layers with a sliding window too: such a group
+    needs all pages.
     """
     if type(spec).__name__ == "SlidingWindowSpec":
         return trailing(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
@@ -136,9 +136,9 @@ def reach_of(spec: Any) -> Reach:
 
 
 def kv_heads_of(spec: Any, total: int, ranks: int) -> int:
-    """Returns the KV heads of a group over all tensor-parallel workers; each worker has
-    `spec.num_kv_heads` of these heads, or a head that other workers also have. `total`: KV heads by
-    the model's configuration.
+    """Returns the number of KV heads of a group over all tensor-parallel workers. Each worker has
+    `spec.num_kv_heads` of these heads, or a head that other workers also have. `total`: the number
+    of KV heads in the model's configuration. `ranks`: the number of tensor-parallel workers.
     """
     shards, local = getattr(spec, "max_tp_shards", None), int(spec.num_kv_heads)
     if shards == 1 or ranks == 1:

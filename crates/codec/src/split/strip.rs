@@ -4,8 +4,8 @@
 use super::GROUP;
 use std::hint::select_unpredictable;
 
-/// The code of an escape, a number whose exponent has no code: its exponent is listed after the
-/// codes.
+/// Marks an escape among the codes: a number with an exponent outside the window of the strip. The
+/// exponents of escapes are listed after the codes.
 pub const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group.
 pub const CODES: usize = GROUP / 8 * 3;

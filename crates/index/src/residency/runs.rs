@@ -306,8 +306,8 @@ impl Runs {
         }
     }
 
-    /// Changes the sets of holders of the pages in `range` of a run, and removes those of the pages
-    /// that then have no holders.
+    /// Changes the sets of holders of the pages in `range` of a run, and removes the pages that
+    /// then have no holders.
     fn change(
         &mut self,
         number: Number,

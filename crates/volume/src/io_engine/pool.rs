@@ -1,6 +1,7 @@
 //! The engine of blocking calls: a pool of threads that call `preadv` and `pwritev`. This engine is
-//! used where `io_uring` is forbidden, where a killed process's `io_uring` writes cannot be waited
-//! for, for files without descriptors, for I/O through the page cache, and on request.
+//! used where `io_uring` is forbidden, on file systems that are not known to let a process wait for
+//! the `io_uring` writes of a killed process, for files without descriptors, for I/O through the
+//! page cache, and on request.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::{ForkSafeLock, Job, ThreadPool};

@@ -92,9 +92,10 @@ symbols! {
     );
 }
 
-/// `cuMemcpyBatchAsync` as CUDA 12.8 defines it: targets, sources, lengths, their number,
-/// attributes, the first copy of each attribute, the number of attributes, the index of the copy
-/// that failed, and the stream. Later drivers keep it beside their `cuMemcpyBatchAsync_v2`.
+/// `cuMemcpyBatchAsync` as CUDA 12.8 defines it: targets, sources, lengths, the number of copies,
+/// attributes, the index of the first copy with each attribute, the number of attributes, the index
+/// of the copy that failed, and the stream. Later drivers keep this function beside
+/// `cuMemcpyBatchAsync_v2`.
 pub(super) type CopyBatch = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
