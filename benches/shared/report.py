@@ -70,7 +70,9 @@ class Row:
 
 @dataclass
 class Run:
-    """Measurements of one set-up, by length of history, and its answers to single requests."""
+    """Measurements of one set-up, by length of history, and its answers to requests that were sent
+    one at a time. `took_s`: seconds that the set-up took, the engines' start included.
+    """
 
     setup: Setup
     measured: dict[int, Measured] = field(default_factory=dict)
@@ -256,9 +258,9 @@ def answer_differences(
     title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]
 ) -> list[str]:
     """Returns a message for each answer that differs from the answer of the engine alone to the
-    same prompt with the same number of cached tokens. If a set-up loads every hit, or its tiers
-    have no rate limit, and no answer to a prompt with cached tokens could be compared, a message
-    says so.
+    same prompt with the same number of cached tokens. A message also says that no answer to a
+    prompt with cached tokens could be compared, if the set-up has answers to compare
+    (`Setup.has_answers`), and loads every hit or has no rate limit.
     """
     both = run.answers.keys() & alone.keys()
     told = [
@@ -295,8 +297,9 @@ def _first(records: Sequence[Record]) -> list[Record]:
 
 
 def _without_hits(run: Run) -> list[str]:
-    """Returns a message if no hit came from the tier that a set-up tests (`EXPECTED`). Returns none
-    if the set-up never loads, or if its gate decides and the rate of its lowest tier is limited.
+    """Returns a message if no hit came from the tier that a set-up tests (`EXPECTED`). Returns no
+    message if the set-up tests no tier, if it never loads, or if its gate decides and the rate of
+    its lowest tier is limited.
     """
     tier = EXPECTED.get(run.setup.name)
     free = run.setup.gate == "always" or run.setup.rate_x is None

@@ -54,6 +54,7 @@ def test_failed_block_outside_window_prevents_saves() -> None:
 
 
 def test_foreign_failed_block_outside_window_prevents_saves() -> None:
+    """The failed load is of another connector inside MultiConnector."""
     blocks, lent, other = windowed()
     side = composed(blocks, WINDOW)
     admit(side, lent, 2 * TOKENS)

@@ -19,13 +19,14 @@ const LAYERS: usize = 4;
 const BLOCKS: usize = 96;
 /// Bytes of pinned memory, enough for 64 pages: a load of more pages reuses slots.
 const STAGING: usize = 4 << 20;
-/// Value of all bytes in blocks that the engine has computed.
+/// Value of every byte of the KV memory at first, and again after a test lets the engine compute
+/// all blocks.
 const POISON: u8 = 0xEE;
 
 /// KV memory in this process, with a tensor for each layer.
 struct Rig {
-    // Fields are dropped in this order. The device ends all work on the memory of `tensors`, so it
-    // must be dropped before `tensors`.
+    // Fields are dropped in this order. Dropping the device ends all work on the memory of
+    // `tensors`, so the device must be dropped before `tensors`.
     pool: Arc<Pool>,
     device: Arc<Device>,
     emulated: Arc<Emulated>,
@@ -178,9 +179,10 @@ fn error_of_a_reader_ends_the_load_after_its_copies() {
     }
 }
 
-/// Runs a load whose copies are held, and calls `stop` when the load has read four windows. After
-/// `time`, asserts that the load has not been reported. Then calls `repair`, lets the copies run,
-/// and asserts that none of them writes to a block after the load was reported.
+/// Runs a load whose copies are held, and calls `stop` when the load has read four windows. When
+/// `time` has passed after `stop`, asserts that the load has not been reported. Then calls
+/// `repair`, lets the copies run, and asserts that none of them writes to a block after the load
+/// was reported.
 fn assert_no_copy_after_the_report(
     rig: &mut Rig,
     control: &Control,
@@ -458,7 +460,8 @@ fn fence_keeps_a_save_from_reading_later_bytes() {
         let mut rig = Rig::new();
         rig.fill(3, 3);
         rig.emulated.faults().delay_moves(Duration::from_millis(50));
-        // SAFETY: the fence orders the later write; without the fence the test expects its bytes.
+        // SAFETY: the fence orders the write below after the gather; without the fence the test
+        // expects the bytes of this write.
         let save = unsafe { rig.device.gather(&rig.pool, &[3], None) }.unwrap();
         if is_fenced {
             assert!(save.fence().wait(Instant::now() + Duration::from_secs(30)).unwrap());

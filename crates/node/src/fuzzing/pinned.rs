@@ -16,8 +16,8 @@
 //! that was in no release may change: remove its file, and record it again.
 //!
 //! In version 8 an empty name in a hello denotes an observer. This new meaning of an old field is
-//! safe: version 8 was in no release without observers, and in version 7 an owner still refuses the
-//! empty name.
+//! safe: every release with version 8 has observers, and an owner refuses an empty name in version
+//! 7.
 
 use super::generator::Generator;
 use super::written;

@@ -1,10 +1,10 @@
 //! Metrics of stores, in the text format of OpenMetrics.
 //!
 //! All metrics have one scheme: names begin with `ritornello_`, units are base units, and each
-//! series, except of `ritornello_build_info`, has the label `store`. A store has series of at most
-//! [`SCOPES_MAX`](crate::limits::SCOPES_MAX) scopes and `other`, of at most 256 directories, and of
-//! a fixed number of names. A value that is unknown, for example because no process owns the store,
-//! has no series.
+//! series, except of `ritornello_build_info`, has the label `store`. The number of a store's series
+//! is bounded: names are fixed, at most [`SCOPES_MAX`](crate::limits::SCOPES_MAX) scopes have
+//! series (all further scopes are one, `other`), and so have at most 256 directories. A value that
+//! is unknown, for example because no process owns the store, has no series.
 
 mod families;
 mod names;

@@ -1,4 +1,5 @@
-//! Services, their clients, and owners of stores in other processes: the test binary, run again.
+//! Services, their clients, and processes that own stores; each such process runs the test binary
+//! again.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use ritornello_format::Scope;
@@ -114,7 +115,8 @@ impl Drop for Owner {
     }
 }
 
-/// The process of [`Owner`]; returns immediately in the process of the tests.
+/// Runs the process of [`Owner`] until its input ends; returns immediately in the process of the
+/// tests.
 pub fn run_as_owner() {
     let Ok(argument) = std::env::var(VARIABLE) else { return };
     let (dir, model) = argument.split_once('\n').unwrap();

@@ -14,9 +14,10 @@ use std::time::Instant;
 /// counter. When fewer than `MARGIN` numbers are left, a put takes the next upper half from the
 /// manifest.
 ///
-/// If a put cannot take the next upper half before its deadline, it fails only if fewer than
-/// `MARGIN / 2` numbers are left. The remaining numbers are for concurrent puts, which take numbers
-/// after they have checked that enough are left.
+/// If another change of the manifest does not end before the put's deadline, the put continues with
+/// the old upper half, and fails only if fewer than `MARGIN / 2` numbers are left. The other
+/// `MARGIN / 2` are for concurrent puts, which check how many numbers are left and only then take
+/// some.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.
@@ -98,8 +99,8 @@ impl Shape {
     /// next owner, which begins at the upper half after the manifest's, would reuse numbers.
     ///
     /// # Errors
-    /// File-system errors; `Retry` if few numbers are left and another thread's change of the
-    /// manifest has not ended by `deadline`.
+    /// File-system errors; `Retry` if fewer than `MARGIN / 2` numbers are left and another thread's
+    /// change of the manifest has not ended by `deadline`.
     pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
         let left = || (1 << 32) - (self.next_number() & 0xffff_ffff);
         if left() >= MARGIN {

@@ -76,7 +76,7 @@ impl Segments {
     }
 
     /// Whether a file of this name was made by a test of a directory: by the self-test, or by the
-    /// request for a huge page. A test removes its file, unless it is interrupted.
+    /// test whether files get huge pages. A test removes its file, unless the test is interrupted.
     #[must_use]
     pub fn is_left_over(name: &OsStr) -> bool {
         name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))

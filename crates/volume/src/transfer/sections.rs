@@ -98,7 +98,8 @@ impl Sections {
     }
 }
 
-/// Counts the parts of pages in one call, and records the sections that have arrived.
+/// Counts the parts of pages that are still to be read in one call, and records the sections that
+/// have arrived. A part is a page's slices of one section, which are read together.
 pub(super) struct Arrivals<'a> {
     sections: &'a Sections,
     /// Number of leading bytes of each page that earlier reads delivered to the same target.

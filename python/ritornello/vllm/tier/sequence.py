@@ -89,8 +89,8 @@ class KeySequence:
         return [keys[place] for place in range(first, number + 1) if place in keys]
 
     def before(self, context: Context, key: bytes) -> Sequence[bytes]:
-        """Returns the keys of all chunks before `key`; if one is unknown, the key of the preceding
-        chunk, if this is known.
+        """Returns the keys of all chunks before `key`. If some of them are unknown, returns only
+        the key of the last chunk before `key`, or no key if this chunk is unknown too.
         """
         number = chunk_number(context, key, self._group) or 0
         leading = self.leading(context)

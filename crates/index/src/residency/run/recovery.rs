@@ -1,9 +1,10 @@
 //! Opens the residency backend `run` from its files.
 //!
-//! A file is *complete* if its initial copy of the state is complete. **Undamaged** files are one
-//! complete file, which may end in a torn frame; or, after a crash during a copy, the newest file
-//! and the older files whose records precede its own without a gap. Only damage leaves a gap. If
-//! the file after a gap is complete, it replaces all that was read before; if not, it is skipped.
+//! Each file begins with a copy of the whole state, and is *complete* if this copy is complete.
+//! **Undamaged** files are one complete file, which may end in a torn frame; or, after a crash
+//! during a copy, the newest file and the older files whose records precede its own without a gap.
+//! Only damage leaves a gap. If the file after a gap is complete, it replaces all that was read
+//! before; if not, it is skipped.
 //!
 //! A single complete file stays in use, without its torn frame. In all other cases, before the
 //! index is used, the recovered state is written to a new file, and all other files are removed.

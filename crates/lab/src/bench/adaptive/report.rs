@@ -1,4 +1,4 @@
-//! The report of `bench adaptive`, and the answers of its variants' processes.
+//! The report of `bench adaptive`, and the answers of the processes that measure one variant each.
 
 use ritornello_store::IndexDecision;
 use ritornello_terminal::print::{bytes, count, table};
@@ -18,7 +18,7 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// Latencies of puts in a variant whose target setting alternates.
     pub switch: Switch,
-    /// Hit rates, without an index.
+    /// Hit rates of the store and of two other ways to keep pages, from replays without an index.
     pub hits: Vec<HitRate>,
 }
 
