@@ -2,10 +2,10 @@
 
     build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json [FILE]]
 
-Chunks go from a host tier in memory to the tier's storage and back, and are compared. Systems take
-turns within a round. A figure is the median of the rounds; a figure of `lookup` is the median of
-all lookups, 20 in each round. `lookup`: time on the scheduler's thread for each key (`us_per_key`)
-and in all (`p50_us`), for requests of at most 256 stored keys.
+Chunks go from a host tier in memory to the secondary tier's storage and back, and their bytes are
+compared. Systems take turns within a round. A figure is the median of the rounds; a figure of
+`lookup` is the median of all lookups, 20 in each round. `lookup`: time on the scheduler's thread
+for each key (`us_per_key`) and in all (`p50_us`), for requests of at most 256 stored keys.
 `wall_us`: time until a request has all its answers, if its lookups are repeated without a pause.
 `submit_us`: CPU time of one job on the scheduler's thread; its wall time is longer if threads that
 move bytes use the cores. `disk` is the limit in the same rounds: four threads move the same number

@@ -317,7 +317,7 @@ def test_chunks_fetched_during_change_of_weights_are_misses(other: TierHarness) 
     assert other.leases() == 0
 
 
-def test_remote_that_is_down_costs_hits_only(machine: Machine) -> None:
+def test_chunks_on_disk_are_served_while_remote_is_down(machine: Machine) -> None:
     Held.down = True
     rig = machine("one")
     assert rig.save(rig.begin("r", KEYS), KEYS[:6]).ok == [True] * 6
@@ -345,9 +345,9 @@ def test_other_machine_finds_window_in_remote(machine: Machine) -> None:
 
 
 def scan(rig: TierHarness, request: Any, keys: list[bytes], window: int) -> int:
-    """Returns the end of the last series of `window` hits, as vLLM looks for it: from the end, and
-    in the same step past keys whose answer is pending. Repeats the lookups in further steps while
-    answers are pending.
+    """Returns the number of keys up to the end of the last series of `window` consecutive hits; 0
+    without such a series. Looks up the keys backwards, as vLLM does, and continues past keys whose
+    answer is pending. Repeats the lookups in further steps while answers are pending.
     """
     deadline = time.monotonic() + 60
     while True:

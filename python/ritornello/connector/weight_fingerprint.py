@@ -14,8 +14,8 @@ from typing import Protocol
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 # `SAMPLE`: bytes of one sample. `SAMPLES`: a file that is not `.safetensors` is divided into about
-# this number of parts, and sampled at the beginning of each part and at its end. `MAX_HEADER`:
-# maximum bytes of a `.safetensors` header.
+# this number of parts, and sampled at the beginning of each part and at the end of the file.
+# `MAX_HEADER`: maximum bytes of a `.safetensors` header.
 SAMPLE = 256
 SAMPLES = 64
 MAX_HEADER = 256 << 20

@@ -28,9 +28,10 @@ from ritornello.vllm.weights.guard import WeightGuard
 
 
 class SchedulerSide:
-    """One engine. `asynchronous`: all loads are asynchronous, even small loads. `has_remote`: a
-    tier of the store is a remote, which needs all keys of a prompt. `composed`: other connectors
-    fill blocks too (MultiConnector). `guard`: knows whether the weights changed.
+    """The scheduler's side of one engine. `asynchronous`: all loads are asynchronous, even small
+    loads. `has_remote`: a tier of the store is a remote, which needs all keys of a prompt.
+    `composed`: other connectors fill blocks too (MultiConnector). `guard`: knows whether the
+    weights changed.
     """
 
     def __init__(

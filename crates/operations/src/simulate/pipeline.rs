@@ -91,7 +91,7 @@ pub struct PipelineArgs {
     pub published: bool,
 }
 
-/// Shapes by name.
+/// Names of the models whose shapes are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ShapeName {
     /// 32 layers, 8 KV heads of 128, bfloat16: 128 KiB per token

@@ -76,8 +76,8 @@ impl StoreCore {
         let dropped = self.miss_causes.dropped_at(id);
         if let Some(dropped) = dropped {
             // A cause before the drop is not why the page is missing: the page may have been stored
-            // again. No put after the drop ends in the microsecond of the drop, because it first
-            // registers the scope again, durably.
+            // again. A cause in the microsecond of the drop is before the drop: a put after the
+            // drop ends later, because the put first registers the scope again, durably.
             let is_older = |reason: &Reason| match reason.time {
                 Some(time) => time <= dropped,
                 None => reason.answer == Answer::Unknown && registered.is_none(),

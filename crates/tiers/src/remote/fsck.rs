@@ -86,8 +86,9 @@ pub fn fsck(
                 check.unknown_key.push((name, why));
                 continue;
             }
-            // A removal that fails does not end the check, unless the backend does not support
-            // deletion: the successful read before it has ended any series of failures.
+            // A failed removal ends the check only if the backend does not support deletion: the
+            // read of the object has succeeded just before, so the removal is not the eighth
+            // consecutive failure.
             if repair && failures.tolerate(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }

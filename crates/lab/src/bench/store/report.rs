@@ -7,7 +7,7 @@ use serde::Serialize;
 /// All figures. A figure that was not measured is `null`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// Name of the shape.
+    /// Name of the shape of the pages.
     pub shape: String,
     /// Tokens per page.
     pub page_tokens: u32,
@@ -41,9 +41,11 @@ pub struct Report {
     /// Milliseconds to open only the index of the store of `probe.entries` pages, with its files in
     /// the page cache.
     pub reopen_index_ms: Option<f64>,
-    /// Resident memory of the index, in bytes per page, with runs of 32 pages.
+    /// Resident bytes per page of a newly opened index with runs of 32 pages; the memory of an
+    /// empty index is subtracted.
     pub memory_bytes_per_page: Option<f64>,
-    /// Resident memory of the index, in bytes per page, with runs of one page.
+    /// Resident bytes per page of a newly opened index with runs of one page; the memory of an
+    /// empty index is subtracted.
     pub memory_bytes_per_page_single: Option<f64>,
     /// Resident memory of the whole store, and of the index right after filling.
     pub memory_more: Option<MemoryMore>,
@@ -185,14 +187,16 @@ pub struct CapacityGain {
     pub ratio: f64,
 }
 
-/// Latency of a 256-page probe, in microseconds.
+/// Latency of a 256-page probe, in microseconds. Warm probes alternate between at most four
+/// sequences. A cold probe is for a sequence far from the previous one, so its index entries are
+/// probably in no cache of the processor.
 #[derive(Clone, Debug, Serialize)]
 pub struct Probe {
     /// Median of warm probes, from Rust in the owner.
     pub p50_us: f64,
     /// 99th percentile of warm probes, from Rust in the owner.
     pub p99_us: f64,
-    /// Median of cold probes, each for a random sequence, from Rust in the owner.
+    /// Median of cold probes, from Rust in the owner.
     pub cold_p50_us: f64,
     /// Median of warm probes of the index alone, without the lookup of the scope.
     pub index_p50_us: f64,
@@ -209,7 +213,8 @@ pub struct Probe {
     pub pages: u32,
 }
 
-/// Resident memory of the whole store, and of the index right after filling, in bytes per page.
+/// Resident memory of the whole store, and of the index right after filling, in bytes per page; the
+/// memory without pages is subtracted.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryMore {
     /// Resident bytes per page of the whole store, in runs of 32.
