@@ -15,9 +15,10 @@
 //! any ── the path leads to another directory ──▶ Leaving ── no call in progress ──▶ Closed
 //! ```
 //!
-//! The second line of the diagram serves late mounts; `departure` has its exact conditions. An
-//! engine that starts before its disk is mounted creates a store below the mount point. After the
-//! mount every process leaves this store within seconds, and its caller can open the path again.
+//! The second line of the diagram serves late mounts; `departure` has the exact conditions for
+//! leaving. An engine that starts before its disk is mounted creates a store below the mount point.
+//! After the mount every process leaves this store within seconds, and its caller can open the path
+//! again.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::heal_signal::HealSignal;
@@ -70,7 +71,7 @@ impl Backoff {
     }
 }
 
-/// Limits how often a condition is logged. Holds the time of the last log line.
+/// Limits log lines about a failed store to one in [`LOG_PERIOD`]. Holds the time of the last line.
 #[derive(Debug, Default)]
 struct LogThrottle(Option<Instant>);
 

@@ -55,7 +55,8 @@ fn retained(open: &Open) -> u64 {
     open.store.stats().unwrap().catalog.retained_bytes
 }
 
-/// Waits until the store's periodic thread has read the clock and `what` returns true.
+/// Waits until `what` returns true, for example because the store's periodic thread has read the
+/// clock. Fails after 60 seconds.
 fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {

@@ -1,4 +1,4 @@
-//! Scrubbing in the background.
+//! Scrubbing: in the background, and by one pass on request.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -52,8 +52,8 @@ class FormatCatalog:
         return self._scopes.get(family, {})
 
     def used(self, family: Family) -> frozenset[ObjectFormat]:
-        """Returns the formats of the objects that this process has put or read, with the family's
-        model and object group and any salt.
+        """Returns the formats of the objects of the family's model and object group, with any salt,
+        that this process has put or read.
         """
         return self._used.get((family.model, family.group), frozenset())
 
@@ -81,8 +81,9 @@ class FormatCatalog:
         return scope
 
     def refresh(self) -> bool:
-        """Reads the formats if an interval has passed. Returns whether new formats were found.
-        While one thread reads, calls of other threads return False: the read may take long.
+        """Reads the formats if the minimum time since the last read has passed (`REFRESH_SECONDS`).
+        Returns whether new formats were found. While one thread reads, calls of other threads
+        return False at once: the read may take long.
         """
         started = self._clock()
         with self._lock:

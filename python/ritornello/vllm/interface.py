@@ -29,8 +29,8 @@ ABSTRACT = frozenset(
         "wait_for_save",
     }
 )
-# Optional methods of a connector. A vLLM that lacks such a method never calls our override, which
-# would cause no error.
+# Optional methods of a connector, which the tested vLLM calls. A vLLM without such a method would
+# never call our override, and no error would show this.
 HOOKS = frozenset(
     {
         "bind_connector_metadata",

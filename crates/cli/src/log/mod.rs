@@ -61,8 +61,9 @@ impl Choice {
         levels.max().and_then(|level| level.into_level())
     }
 
-    /// Returns the choice in [`VARIABLE`], and whether it is the variable's: `default` and text if
-    /// the variable is unset, empty or malformed. Prints a line about a malformed value.
+    /// Returns the choice in [`VARIABLE`] and true. If the variable is unset, empty or malformed,
+    /// returns the level `default` in lines of text, and false. Prints a line about a malformed
+    /// value.
     fn of_environment(default: LevelFilter) -> (Self, bool) {
         LazyLock::force(&throttle::PROCESS);
         let value = std::env::var_os(VARIABLE).unwrap_or_default();

@@ -5,7 +5,7 @@ fn span(base: u64, bytes: u32, stride: u64) -> Span {
 }
 
 #[test]
-fn word_is_the_largest_that_divides_all_numbers() {
+fn word_is_the_largest_that_divides_bases_lengths_and_strides() {
     for (spans, word) in [
         (vec![span(4096, 65_536, 65_536)], Word::B16),
         (vec![span(4096, 65_536, 65_544)], Word::B8),

@@ -1,4 +1,4 @@
-//! Chooses the engine from the requested mode, the capabilities of the directories, and the
+//! Chooses the I/O engine from the requested mode, the capabilities of the directories, and the
 //! permissions of the kernel.
 
 use super::huge;

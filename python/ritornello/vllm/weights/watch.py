@@ -81,8 +81,8 @@ class WeightWatch:
         return self._counters.count(self.slot)
 
     def covered_by(self, covered: bytes) -> bool:
-        """Returns whether no change was counted since the reading `covered`: by any process, or by
-        this process if the scheduler runs on another machine.
+        """Returns whether no change was counted since the reading `covered`: by any process, or
+        only by this process if the scheduler runs on another machine.
         """
         if self.shared:
             return self._counters.read() == covered
@@ -234,8 +234,8 @@ def current() -> WeightWatch | None:
 
 
 def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
-    """Installs a watch; vLLM calls this in each worker. Returns the worker's slot and count. Raises
-    if the worker cannot be watched.
+    """Installs a watch; vLLM calls this in each worker. Returns the worker's slot and its count of
+    changes, 0. Raises if the worker cannot be watched.
     """
     global _watch
     worker = getattr(worker, "worker", worker)

@@ -83,7 +83,8 @@ fn read_window(
 }
 
 /// Begins the next read: maps its run and decodes its header. `None` if all its pages have missed,
-/// or if part of the run cannot be mapped; the header is then not decoded.
+/// or if part of the run cannot be mapped: system calls must then read the run, and its header is
+/// not decoded here.
 fn begin(job: &mut ReadJob<'_>) -> Option<MappedRun> {
     let run = job.runs.len();
     let (layout, pages) = job.begin(Direct::Any)?;
