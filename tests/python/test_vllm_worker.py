@@ -83,7 +83,7 @@ def test_failed_load_cancels_saves_of_step(
     assert len(store.puts) == 1
 
 
-def test_failed_load_does_not_cancel_earlier_saves(side: WorkerSide, store: FakeStore) -> None:
+def test_failed_load_cancels_no_save_of_earlier_steps(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(False, False, False, reason="io"), outcome(True)]
     metadata = replace(loading("a"), step=2, finished_sending=("b",))
     side.load(metadata)

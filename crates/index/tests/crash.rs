@@ -118,8 +118,10 @@ proptest! {
         }
     }
 
+    /// Without one of the two checkpoints the index recovers the latest state; with one journal file
+    /// cut at a random length, a past state.
     #[test]
-    fn loss_of_either_checkpoint_loses_nothing(
+    fn lost_checkpoint_or_cut_journal_is_survived(
         rounds in prop::collection::vec((
             prop::collection::vec(op().prop_map(single), 0..10),
             prop::collection::vec(op().prop_map(single), 0..12),

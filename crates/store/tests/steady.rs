@@ -1,5 +1,5 @@
 //! Measures the extents per run in a full store whose contents have been replaced [`TURNOVERS`]
-//! times. The test reserves and commits puts, but writes no page.
+//! times. The tests reserve space and commit runs, but write no page.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -87,7 +87,7 @@ def is_first_rank(config: "HiCacheStorageConfig") -> bool:
 def is_storage_writer(config: "HiCacheStorageConfig") -> bool:
     """Returns whether this rank writes its pages: every rank, unless the model uses MLA, with which
     several ranks hold the same bytes, and one of them writes. The configuration of SGLang 0.5.22
-    lacks this information; with that release it is the first tensor-parallel rank.
+    does not name the writer; with this release the writer is the first tensor-parallel rank.
     """
     declared = getattr(config, "is_storage_writer", None)
     return not config.is_mla_model or config.tp_rank == 0 if declared is None else bool(declared)

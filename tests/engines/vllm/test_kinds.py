@@ -43,7 +43,7 @@ def test_served_and_offloaded_kinds_exist(kinds: set[str]) -> None:
     assert {*SERVED, *OFFLOADED} <= kinds
 
 
-def test_offloading_knows_kinds_that_refusals_send_to_it() -> None:
+def test_offloading_accepts_served_and_offloaded_kinds() -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
     from vllm.v1 import kv_cache_interface
 

@@ -19,8 +19,9 @@ LAYOUT = "LBHNC"
 
 
 class GroupEngine:
-    """`extra`: the connector's settings; the connector must have the data path of GPU engines.
-    `specs`: the kind of each layer. `cache`: fields of vLLM's `CacheConfig`.
+    """`extra`: the connector's settings. Before, the caller must have replaced
+    `data_path.data_path`, so that the connector has the data path of GPU engines. `specs`: the kind
+    of each layer. `cache`: fields of vLLM's `CacheConfig`.
     """
 
     def __init__(

@@ -52,6 +52,7 @@ class Digests:
         monkeypatch.setattr(Tier, "take_finished", watched_landed)
 
     def all_came_back(self) -> bool:
+        """Returns whether every loaded row equals a row that was saved under the same key."""
         return all(found in self.saved.get(key, ()) for key, found in self.loaded.items())
 
 
