@@ -418,7 +418,7 @@ def test_pages_are_named_by_last_hash(store: FakeStore, blocks: Blocks) -> None:
     assert save.pages.parent == asked.block_hashes[1]
 
 
-def test_request_is_examined_when_page_fills(
+def test_request_is_examined_only_when_page_fills(
     side: SchedulerSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(TOKENS + 1)

@@ -82,7 +82,8 @@ enum Peer {
     Client(String),
 }
 
-/// Removes its connection from the table when dropped.
+/// Removes its connection from the table when dropped, and with a client's last connection the
+/// client.
 pub(crate) struct ConnectionGuard {
     connections: Arc<Connections>,
     number: u64,

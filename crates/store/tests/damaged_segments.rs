@@ -46,7 +46,8 @@ enum DamageKind {
     FlippedBitInHeader,
     /// A segment has the contents that it had at an earlier moment.
     StaleSegment,
-    /// A segment's file has changed places with a file of another volume, if there is one.
+    /// A segment's file has changed places with a file of another volume; in a store on one volume,
+    /// with another file of this volume.
     SwappedFiles,
     TruncatedFile,
     RemovedFile,

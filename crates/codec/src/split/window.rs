@@ -1,5 +1,5 @@
-//! Windowed blocks of `split` for bfloat16: seven neighbouring exponents get a code of three bits.
-//! Most keys and values have such exponents.
+//! Windowed blocks of `split` for bfloat16: seven neighbouring exponents, the window, get codes of
+//! three bits. The exponents of most keys and values are in one window.
 
 use super::strip::{CODES, Numbers, decode_strip, encode_strip, rotated};
 use super::{GROUP, WINDOWED};
@@ -18,8 +18,8 @@ const STRIP: usize = 16;
 const WINDOW: u8 = 7;
 /// Length of a block's head: kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
-/// Minimum ratio of numbers to escapes in a windowed block. With more escapes, the 4-bit codes of a
-/// codebook are shorter.
+/// Minimum ratio of numbers to escapes in a windowed block. With more escapes, a block with the
+/// 4-bit codes of a codebook is shorter.
 const ESCAPES: usize = 8;
 /// Maximum number of groups from whose exponents the window of a strip is chosen.
 const SAMPLE: usize = 8;

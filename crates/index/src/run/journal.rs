@@ -141,9 +141,9 @@ impl RunIndex {
         Ok(())
     }
 
-    /// Ends the current journal file and begins a new file. Records whose data is not known
-    /// to be durable must not be written yet; they will be written to the new file. Returns the new
-    /// file's header.
+    /// Ends the current journal file and begins a new file. Records whose data is not known to be
+    /// durable are not written to the current file: a later commit writes them to the new file.
+    /// Returns the new file's header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut journal = self.journal.lock();
         // Flush first: an earlier write may have failed half-way, and recovery accepts a torn

@@ -14,7 +14,7 @@ const FIGURES: [(&str, Figure); 6] = [
     ("resident bytes per page", |row| Some(row.memory_bytes_per_entry)),
 ];
 
-/// Returns a panel for each figure, with the rows of [`Sync::Group`].
+/// Returns a panel for each figure, with a line for each backend, from the rows of [`Sync::Group`].
 #[must_use]
 pub fn panels(rows: &[Row]) -> Vec<Panel> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.sync == Sync::Group).collect();
