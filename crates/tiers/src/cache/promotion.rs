@@ -52,8 +52,8 @@ impl Promotions {
             if writer.queue.failed_at().is_some_and(|since| since.elapsed() < RETRY_AFTER) {
                 return;
             }
-            // The lookup found the page on disk and missed it on the first tier, so the table's
-            // entry for the first tier is stale.
+            // The lookup found the page on disk and missed it on the first tier, so an entry of the
+            // page table that has it on the first tier is stale.
             writer.forget(pages, range.clone());
             writer.write(pages, range, PendingPut::default());
         }
