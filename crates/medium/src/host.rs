@@ -97,8 +97,8 @@ fn open_dir(dir: &Path) -> io::Result<File> {
     Ok(retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))?.into())
 }
 
-/// Rejects all files except regular files, and for writing also files of other users, because those
-/// users could read and write them.
+/// Rejects all files except regular files, and for writing also files of other users, who could
+/// read and change the written bytes.
 fn check(file: &File, write: bool) -> io::Result<()> {
     let found = file.metadata()?;
     if !found.is_file() {

@@ -17,7 +17,7 @@
 //!
 //! The second line of the diagram serves late mounts; `departure` has the exact conditions for
 //! leaving. An engine that starts before its disk is mounted creates a store below the mount point.
-//! After the mount every process leaves this store within seconds, and its caller can open the path
+//! After the mount every process leaves this store within seconds, and can then open the path
 //! again.
 
 use crate::failover_catalog::FailoverCatalog;

@@ -100,8 +100,8 @@ impl FragmentMut {
 ///
 /// If the bytes of a page change while the kernel reads them from this memory, a later read of the
 /// page usually misses. If they change while the page is copied or encoded, a mixture of old and
-/// new bytes is stored under a valid checksum. A caller that changes a page during its put must
-/// therefore not read it back.
+/// new bytes is stored under a valid checksum. A caller that changes a page during the put must
+/// therefore not get this page from the store.
 pub unsafe trait PageSource: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;

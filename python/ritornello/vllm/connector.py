@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 INTERFACE.require(interface_difference(KVConnectorBase_V1), vllm.__version__)
 
-# A separate base class, so that Python finds its methods before the abstract ones of vLLM's
+# A separate base class, so that Python finds its methods before the abstract methods of vLLM's
 # classes.
 Delegation: Any = delegation((KVConnectorBase_V1, SupportsHMA), lambda: data_path.data_path())
 

@@ -102,8 +102,8 @@ impl StoreCore {
         }
     }
 
-    /// Removes the files of empty sealed segments, except on volumes in `failed`, to which it adds
-    /// the volumes whose files cannot be removed. Returns the segments removed.
+    /// Removes the files of empty sealed segments, except on volumes in `failed`. Adds a volume to
+    /// `failed` if a file on it cannot be removed. Returns the segments removed.
     fn remove_empty_segments(&self, failed: &mut Vec<(u8, Error)>) -> Result<Vec<SegmentId>> {
         let until = Instant::now() + BACKGROUND_SYNC_TIMEOUT;
         let change = self.shape.change_by(until).ok_or_else(busy)?;
