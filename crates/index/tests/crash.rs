@@ -118,8 +118,8 @@ proptest! {
         }
     }
 
-    /// Without one of the two checkpoints the index recovers the latest state; with one journal file
-    /// cut at a random length, a past state.
+    /// Without one of the two checkpoints the index recovers the latest state; with one journal
+    /// file cut at a random length, a past state.
     #[test]
     fn lost_checkpoint_or_cut_journal_is_survived(
         rounds in prop::collection::vec((

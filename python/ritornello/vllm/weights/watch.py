@@ -4,8 +4,8 @@ An announced change (a vLLM method that changes weights) is counted before it be
 suspension (`SUSPEND_METHODS`), after it ends, whether it succeeded or not. An epoch that begins
 with a reset during an update therefore does not cover the update. Other changes are counted when a
 check detects them. The parameters' state is checked at the beginning of steps (see
-`DECODE_SECONDS`) and, if Ritornello copies pages itself (`CpuPath`, `DevicePath`), before it loads
-or saves pages. A sample of the parameters' bytes is checked as well at the beginning of a step, if
+`DECODE_SECONDS`) and, on the data paths `CpuPath` and `DevicePath`, before pages are loaded or
+saved. A sample of the parameters' bytes is checked as well at the beginning of a step, if
 `SAMPLE_SECONDS` have passed since the last sample, and when the scheduler's process requests it.
 
 Checks compare the parameters with a baseline. An announced change is counted immediately, but the
