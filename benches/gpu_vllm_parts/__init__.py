@@ -1,1 +1,1 @@
-"""The engines of `benches/gpu_vllm.py`: their settings, and the processes that it starts."""
+"""Parts of `benches/gpu_vllm.py`: the settings of its engines, and the processes it starts."""

@@ -219,7 +219,8 @@ def test_device_that_fails_in_a_load_stops_loads_and_saves_only(
     assert "done" in run(folder, WORKER + FAILS, tmp_path / "kv").splitlines()
 
 
-# Prints the functions that a library which is no driver lacks.
+# Opens a device with an empty library as the driver, and prints the functions that the error names
+# as missing: all that the core requires of a driver.
 LACKING = """
 import ritornello as rt
 try:

@@ -1,5 +1,5 @@
-"""vLLM's connector interface, from stand-ins for its classes: members of a newer vLLM reach the
-data path, and interfaces that the connector cannot serve are refused.
+"""vLLM's connector interface, tested with stand-ins for vLLM's classes: calls of members that the
+connector does not know reach the data path, and interfaces that it cannot serve are refused.
 """
 
 from types import SimpleNamespace

@@ -80,8 +80,8 @@ pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Dur
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// Returns `given`, a number or a `datetime`, as seconds since 1970. A time before 1970 becomes 1,
-/// which is also in the past, because 0 would mean that no time is given.
+/// Returns `given`, a number or a `datetime`, as seconds since 1970, rounded up. A time of 0 or
+/// less becomes 1, which is also in the past, because 0 would mean that no time is given.
 fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
     match seconds {

@@ -34,7 +34,7 @@ const RAW_SLICES_MAX: u64 = 16;
 /// Returns the number of slices of an unencoded page. A slice has at least [`SLICE_BYTES_MIN`]
 /// bytes, unless the page is shorter. If any number of slices from half of the permitted maximum up
 /// to this maximum gives slices of whole units, returns the highest such number, so that direct I/O
-/// can read each slice into the caller's memory.
+/// can read each slice into the caller's memory; otherwise returns the maximum.
 pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
     let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, RAW_SLICES_MAX);
     let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(
             slices(&scope("page_first", 61, 8, None)),
             1,
-            "a prime number of layers cannot be split equally"
+            "61 is prime, and a slice of one layer would be shorter than 128 KiB"
         );
         assert_eq!(slices(&scope("page_first", 61, 64, None)), 61);
         assert_eq!(slices(&scope("page_head", 32, 8, None)), 16);

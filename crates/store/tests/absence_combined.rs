@@ -282,7 +282,8 @@ fn volume_lost_while_reattaching_keeps_its_pages() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A volume is unmounted before an opening lists its segments, and mounted again afterwards.
+/// A volume is unmounted before an opening lists its segments, and mounted again before the opening
+/// opens a file of the volume.
 #[test]
 fn volume_unmounted_while_listed_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -301,8 +302,9 @@ fn volume_unmounted_while_listed_keeps_its_pages() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// The owner cannot open a volume's segments. While the owner checks the volume, the volume is
-/// mounted again, after the owner has listed its segments and before the owner reads its marker.
+/// The owner cannot open a volume's segments, and the volume is then unmounted. While the owner
+/// checks the volume, it is mounted again: after the owner has listed its segments, and before the
+/// owner opens a file of the volume.
 #[test]
 fn volume_returning_after_listing_is_kept() {
     let disk = SimDisk::new(64 * MIB);

@@ -3,8 +3,8 @@
 //! | option | can be changed | option of RocksDB |
 //! |---|---|---|
 //! | [`LsmOptions::mode`] | while open | see `shape.rs` |
-//! | [`LsmOptions::budget`] | while open | not an option of RocksDB: inserts are refused |
-//! | [`LsmOptions::memtable_bytes`] | at open, because it limits all families together | `db_write_buffer_size` |
+//! | [`LsmOptions::budget`] | while open | not an option of RocksDB: the index refuses inserts |
+//! | [`LsmOptions::memtable_bytes`] | at open: fixed by RocksDB | `db_write_buffer_size` |
 //! | [`LsmOptions::bloom_bits`] | at open, for files written later | `filter_policy` |
 //! | [`LsmOptions::block_cache_bytes`] | at open | `block_cache` |
 //! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | not options of RocksDB |
@@ -20,9 +20,10 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 pub enum ProbeMethod {
     /// Bisects over lookups of single hashes. The recorded depth of the last run found (the number
     /// of pages before it in its chain) proves that all pages before this run are present. The
-    /// depth proves nothing in scopes that are not chained. It is too low if an earlier run of the
-    /// chain is unknown, or was not yet linked to its own parent when the next run was attached to
-    /// it. Without this proof the probe uses [`ProbeMethod::Scan`] from the first page.
+    /// depth proves nothing in scopes that are not chained. A recorded depth is too low, and proves
+    /// nothing, if an earlier run of the chain is unknown, or was linked to its own parent only
+    /// after the following run was attached. Without this proof the probe uses
+    /// [`ProbeMethod::Scan`] from the first page.
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Number of pages above which the least recently used pages are removed from the page table.
 const TABLE_PAGES: u64 = 1 << 20;
 
-/// The remote tier of a cache and its configured limit.
+/// The remote tier of a cache, and the configured limit of its transfer rate.
 #[derive(Debug)]
 pub(super) struct RemoteHandle {
     pub(super) tier: RemoteTier,

@@ -319,7 +319,8 @@ impl<'a> ReadJob<'a> {
         start + stored.start / UNIT * UNIT..start + stored.end.next_multiple_of(UNIT)
     }
 
-    /// The outcome of every page. A page without an outcome was not read completely.
+    /// The outcome of every page. A page that was not read completely misses, with the reason for
+    /// which the call stopped, or `Io` if it did not stop.
     pub(super) fn outcomes(&self) -> Vec<Vec<PageOutcome>> {
         let rest = PageOutcome::Missed(self.stopped.unwrap_or(MissReason::Io));
         let of =

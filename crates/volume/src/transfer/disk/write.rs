@@ -1,6 +1,7 @@
 //! Writes runs to files. Pages that move in place are checksummed while they are in flight, except
-//! a first page that is written together with the header; other pages are checksummed as they are
-//! copied to staging. A run's header is submitted when all checksums are known.
+//! a first page that shares the header's operation, which is checksummed before. Pages that go
+//! through staging are checksummed as they are copied. A run's header is submitted when all
+//! checksums are known.
 
 use super::{InFlight, OpBuffers, STEP};
 use crate::io_engine::{Op, Work};
