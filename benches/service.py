@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the node service: `/metrics` of a large store, its CPU time, and probes beside it.
+"""Measures the node service: requests of `/metrics`, CPU time, and lookups beside such requests.
 
     python benches/service.py [--json] [--pages 1000000] [--rounds 6] [--dir FOLDER]
 
@@ -7,10 +7,11 @@ The stores are owned by `ritornello serve`; this process is a client of them. `m
 of `/metrics`, one after another, over one connection. `idle_share`: CPU time of the owner's process
 as a share of one core, without requests. `idle_share_empty`: this share for a store without pages,
 which the owner does not scrub. `scraped_share`: this share with a request of `/metrics` every
-second. `probe_*`: lookups of 256 stored pages by the client, which alternate between the store of
-an owner with `--http`, which is scraped every second, and an equal store of an owner without it;
-the ratio is the geometric mean over the rounds. The text output names the project's aims, which are
-upper limits.
+second. `probe_us`: median time in µs of lookups of 256 stored pages by the client, in the store of an
+owner with `--http` that is scraped every second; `probe_us_without`: the same in an equal store of
+an owner without `--http`. The lookups alternate between both stores. `probe_ratio`: the first time
+divided by the second, as geometric mean over the rounds. The text output names the project's aims,
+which are upper limits.
 """
 
 import argparse
@@ -217,7 +218,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=6, help="rounds of probes, an even number (6)"
     )
-    parser.add_argument("--dir", help="directory of the store (default: a temporary directory)")
+    parser.add_argument("--dir", help="directory for the stores (default: $TMPDIR or /tmp)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         found = measure(Path(folder) / "kv", options.pages, options.rounds)

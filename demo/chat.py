@@ -6,7 +6,7 @@ from demo.documents import text
 from servers.vllm import NOT_STORED, ChatAnswer, VLLMServer
 
 PAGE_TOKENS = 64
-# Conversations that continue at a time.
+# Maximum number of conversations that are open at the same time.
 CONVERSATIONS = 4
 TURNS = 5
 ANSWER_TOKENS = 16
@@ -53,8 +53,8 @@ class ChatLoad:
         self.not_stored = self._ask(private, ALONE_PAGES, NOT_STORED).request_id
 
     def next_turn(self) -> None:
-        """Continues the conversation that waits longest. A conversation that had all its turns ends
-        and is replaced with a new conversation.
+        """Begins a conversation while fewer than `CONVERSATIONS` are open; otherwise continues the
+        one that waits longest. A conversation ends after `TURNS` turns.
         """
         if len(self._active) < CONVERSATIONS:
             self._begun += 1

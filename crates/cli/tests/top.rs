@@ -49,7 +49,7 @@ fn stat_prices_the_time_that_loads_saved() {
     let hours = |hours: u64| Duration::from_secs(3600 * hours);
     node.store().note_prefill_avoided(70_000, Some(hours(7)), hours(1));
     node.store().note_prefill_avoided(500, None, hours(9));
-    // A call for statistics first sends the loads that this process has noted to the owner.
+    // A call for statistics first sends to the owner the loads that this process has noted.
     node.store().stats().unwrap();
     let answer = stat(&["--gpu-hour", "2.5"]);
     assert_eq!((answer.code, answer.err.as_str()), (0, ""));

@@ -74,7 +74,8 @@ pub(crate) struct Ticket {
     pub(crate) ticket: ritornello_store::Ticket,
     /// Memory of the operation; `None` if the bytes were copied at submission, or are on a device.
     batch: Option<BatchMemory>,
-    /// Orders writes to the blocks of a put from a device; `None` for other tickets.
+    /// Lets later writes to the device blocks of a put wait until the put has read them; `None` for
+    /// other tickets.
     fence: Option<Fence>,
     process: u32,
 }

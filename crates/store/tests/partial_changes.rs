@@ -104,8 +104,9 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A process opens the store while another process creates it. MANIFEST does not exist at first,
-/// and is newer than its copy when the opening reads the copy.
+/// A process opens the store while another process creates it. The opening finds no MANIFEST;
+/// before it reads MANIFEST.copy, the other process creates a MANIFEST that is newer than this
+/// copy.
 #[test]
 fn manifest_created_during_the_opening_is_read() {
     let disk = SimDisk::new(64 * MIB);

@@ -1,4 +1,4 @@
-//! Explanations of misses, checked and shortened.
+//! Asks why pages are misses, and checks the answers and their counts.
 
 use super::*;
 use ritornello_store::{Answer, Explanation};
