@@ -1,8 +1,9 @@
 //! Measures the speed of this machine's disk and memory: the reference for a store's own figures.
 //!
-//! Measurements use only the I/O engines and the huge-page memory of the store, with one file and
-//! operations of equal length: no checksums, no headers, no index. A measurement is one pass over
-//! the file, so that a benchmark can alternate these passes with passes through the store.
+//! Measurements use only the store's I/O engines and its kind of staging memory, with one file and
+//! operations of equal length: no checksums, no headers, no index. A measurement of the disk is one
+//! pass over the file, so that a benchmark can alternate these passes with passes through the
+//! store.
 
 use crate::io_engine::{IoEngine, IoVec, Op, Pool, Uring, Work};
 use crate::staging::{Backing, Staging, StagingBuffer};

@@ -33,11 +33,13 @@ POLL_SECONDS = 0.003
 # Maximum time that a lookup waits for a remote. The cache's prefetch policies (the setting
 # `prefetch`) end the wait for the pages of one pool after at most 30 seconds.
 WAIT_SECONDS = 35.0
-# Time after the first lookup of a window, from which windows of shorter prefixes are not searched.
+# Time after the beginning of the first lookup of a window, after which no lookup of the windows of
+# shorter prefixes begins.
 WINDOWS_SECONDS = 1.0
 # The first round of lookups is for the window of the longest prefix only. Each later round adds the
-# windows of up to `WINDOWS_STEP` shorter prefixes, which have at most 16 pages of a pool that were
-# not looked up yet: such a round queries the remote for at most 16 objects of each scope.
+# windows of up to `WINDOWS_STEP` shorter prefixes. In each pool these windows together have at most
+# 16 pages that no earlier round looked up, so a round queries the remote for at most 16 objects of
+# each scope.
 WINDOWS_STEP = 16
 
 

@@ -173,7 +173,7 @@ class RitornelloStorage(HiCacheStorage):
             self._store.attempt("new epoch", action, None)
 
     def on_prefetch_begin(self, operation: Any) -> None:
-        """Begins to look up, on the remote, an operation that SGLang's scheduler queued."""
+        """Begins to look up, on the remote, the pages of an operation that SGLang has queued."""
         if self._has_remote and not operation.assume_stored:
             self._early.begin(operation)
 

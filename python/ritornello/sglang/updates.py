@@ -7,7 +7,7 @@ because SGLang looks them up on the class at each call.
 
 Invariant: between the beginning of an update and the next flush, `epoch` differs from `flushed`,
 and no storage loads or stores. A page that was computed before an update is therefore never stored
-under the epoch that follows it.
+under an epoch that begins with or after the update.
 """
 
 import functools

@@ -57,7 +57,7 @@ def config_of(spec: dict[str, Any]) -> Any:
 @dataclass
 class Memory:
     """One memory area, like LMCache's first tier (L1). `objects` takes memory objects from it, one
-    after another; `taken`: bytes taken.
+    after another; `taken`: bytes taken, padding to 4 KiB included.
     """
 
     size: int

@@ -122,7 +122,8 @@ impl Gauges {
     }
 }
 
-/// The files of the database's directory. A preallocated file takes more than its length.
+/// Sums up the files of the database's directory. A file counts with its allocated blocks if these
+/// are more than its length, as those of a preallocated file are.
 fn count(db: &Families) -> Files {
     let mut files = Files::default();
     let Ok(entries) = std::fs::read_dir(db.db.path()) else { return files };

@@ -26,7 +26,8 @@ pub enum ProbeMethod {
     /// [`ProbeMethod::Scan`] from the first page.
     #[default]
     Bisect,
-    /// Finds the run of the first page, reads its pages in order, then the next run.
+    /// Finds the run of the first page and reads its page hashes in order, as long as they match
+    /// the keys; then does the same from the first page that does not match.
     Scan,
 }
 

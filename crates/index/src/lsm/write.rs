@@ -92,8 +92,8 @@ impl LsmIndex {
     }
 
     /// Makes three changes in one batch. Truncates each run in `cuts` after the number of pages
-    /// that `cuts` says. Removes all runs that descend from the removed pages. Removes the pages in
-    /// `holes`, which leave holes; a run without other pages is removed whole.
+    /// that `cuts` says. Removes all runs that descend from the pages that are cut off. Removes the
+    /// pages in `holes`, which leave holes; a run without other pages is removed whole.
     pub(super) fn cut(
         &self,
         writer: &mut Writer,

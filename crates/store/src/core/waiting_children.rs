@@ -3,9 +3,9 @@
 use ritornello_format::{PageHash, ScopeSlot};
 use std::collections::BTreeSet;
 
-/// Maximum runs that wait. At the limit all of them are forgotten, because most then wait for pages
-/// that are never committed. A forgotten run is linked by the next put that covers both the run's
-/// first page and the page before it.
+/// Maximum runs that wait. A further run makes the table forget all of them, because most then wait
+/// for pages that are never committed. A forgotten run is linked by the next put that covers both
+/// the run's first page and the page before it.
 const WAITING_MAX: usize = 4096;
 
 /// Runs that wait for the page that they follow, each as the scope and hash of that page, and the

@@ -156,7 +156,8 @@ impl Tree {
         }
     }
 
-    /// Lists a piece that was unlinked as a victim.
+    /// Lists a piece again that [`Self::victims`] unlinked because it was protected or had
+    /// children.
     fn relist(&mut self, slot: u32) {
         let generation = self.pieces[slot].policy_generation();
         let before = (self.policy_generation + POLICY_GENERATIONS - 1) % POLICY_GENERATIONS;
@@ -414,7 +415,8 @@ impl Tree {
         units
     }
 
-    /// Removes one child from `up`.
+    /// Subtracts one from the number of children of `up`. After its last child, frees `up` if it
+    /// was removed, or lists it if it is not listed.
     fn detach(&mut self, up: u32) {
         if up == NONE {
             return;

@@ -26,8 +26,8 @@ pub fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u3
 }
 
 /// Asserts the answer and the detail of the first span that is not a hit, that this span has an
-/// age, and, if the scope is registered, that a lookup counts the pages that it does not find under
-/// this answer.
+/// age, and, if the scope is registered, that a lookup counts, under this answer, the pages that it
+/// does not find.
 pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
     let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);
@@ -39,7 +39,7 @@ pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answe
     }
 }
 
-/// Asserts that a lookup of `keys` counts the pages that it does not find under `answer`, and no
+/// Asserts that a lookup of `keys` counts, under `answer`, the pages that it does not find, and no
 /// page under another answer.
 pub fn assert_counted(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer) {
     let counted = || {

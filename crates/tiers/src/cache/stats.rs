@@ -124,7 +124,8 @@ impl GateCounters {
         count.add(1);
     }
 
-    /// Records the duration of a load that the gate decided on, at most a day.
+    /// Records the outcome of a load that the gate decided on. A duration `load` of more than a day
+    /// counts as a day.
     pub(super) fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
         let load = load.min(Duration::from_secs(86_400));
         self.judged.add(1);

@@ -168,7 +168,7 @@ mod tests {
         space.begin_removal(sealed[0]);
         space.set_shares(&[3], 3);
         assert_eq!((space.sealed(), space.free_units()), (sealed[..1].to_vec(), 200));
-        assert_eq!(space.next_segment(), None, "the maximum of three segments still exists");
+        assert_eq!(space.next_segment(), None, "three segments exist, which is the maximum");
         space.set_shares(&[2], 2);
         assert_eq!(space.sealed(), sealed[..1], "two segments remain besides the sealed segment");
         space.remove_segment(sealed[0]).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     fn draining_volume_delays_growth_of_others() {
         let mut space = space(&[2, 2]);
         space.set_shares(&[0, 4, 4], 4);
-        assert_eq!(space.next_segment(), None, "the maximum of four segments exists");
+        assert_eq!(space.next_segment(), None, "four segments exist, which is the maximum");
         let sealed = space.sealed()[0];
         space.remove_segment(sealed).unwrap();
         assert_ne!(space.next_segment().unwrap().volume(), 0);

@@ -1,7 +1,7 @@
 //! Reads runs.
 //!
-//! Pages are read in parts: a part is the slices of one page that one section needs, and the whole
-//! page if the call names no sections. [`disk::read`] reads the parts from files, and
+//! Pages are read in parts: a part is the slices of one page that one section is the first to need,
+//! or the whole page if the call names no sections. [`disk::read`] reads the parts from files, and
 //! [`mapped::read`] copies them from mapped segments, in the order of their sections. Both verify
 //! each part against the header of its run, and share [`ReadJob`]: the header's description of each
 //! part, the outcome of each page, and the sections that have arrived.

@@ -33,8 +33,9 @@ const WARM_SEQUENCES: u32 = 4;
 /// Pages per run.
 const RUN_PAGES: u32 = 32;
 
-/// Measures stores of `entries` pages without payload in `dir`: `runs` restarts with their files in
-/// the page cache and `runs` without, probes and memory. Fills in the report.
+/// Measures, in `dir`, stores of `entries` pages without payload: `runs` openings with the store's
+/// files in the page cache and `runs` openings without, probes, and the memory per page. Fills in
+/// `report`.
 ///
 /// # Errors
 /// Errors of the disk, of the store, and of the child processes.
