@@ -1,4 +1,4 @@
-"""The read of the next batch of a prefetch begins before SGLang has the current batch: with
+"""The read of the next batch of a prefetch begins before SGLang has the current batch: tested with
 stand-ins for SGLang's controller and for our storage.
 """
 

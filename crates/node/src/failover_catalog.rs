@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum time that a client's call waits for an owner that may wait for a disk, as for a commit,
-/// `flush` or `clear`. A takeover counts as with [`CALL_TIMEOUT`].
+/// `flush` or `clear`. As with [`CALL_TIMEOUT`], this includes the wait for the next owner if the
+/// owner dies, but not the recovery of the store if this process becomes the owner.
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes and calls in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);

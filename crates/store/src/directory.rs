@@ -8,7 +8,8 @@
 //! policy.toml     permissions                 written by operators only, see `permissions.rs`
 //! index/          files of the index backend
 //! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes.rs`;
-//!                                             there with copies, see `volume_copies.rs`
+//!                                             there with copies of MANIFEST and SCOPES,
+//!                                             see `volume_copies.rs`
 //! ```
 
 use crate::budget::Budget;

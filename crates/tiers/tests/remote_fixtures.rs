@@ -1,5 +1,5 @@
-//! Checked-in remotes: objects of this format are read, with every byte, and objects of other
-//! formats are not found. `examples/make_remote_fixture.rs` made them.
+//! Remotes that are checked in, made by `examples/make_remote_fixture.rs`: objects of this format
+//! are read, with every byte, and objects of an earlier format are not found.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -14,12 +14,12 @@
 //! | `write` | batches of changes, and removals |
 //! | `recovery` | opens and verifies the index |
 //!
-//! **Atomic changes.** A batch of Holt is one record of its log. A run exists if its record (`r`)
-//! exists. The record is written last, after the chunks of a run that is too long for one batch. A
-//! crash can leave chunks without a record; the next open with [`ArtOptions::verify`] removes them.
-//! If Holt fails in the middle of a batch, it may have applied a part: an insert then removes all
-//! its keys again before it returns the error. If this removal fails as well, or if a change fails
-//! that is not an insert, the index is poisoned.
+//! **Atomic changes.** A batch of Holt is one record of its log. A run exists if its record exists,
+//! under a key that begins with `r`. The record is written last, after the chunks of a run that is
+//! too long for one batch. A crash can leave chunks without a record; the next open with
+//! [`ArtOptions::verify`] removes them. If Holt fails in the middle of a batch, it may have applied
+//! a part: an insert then removes all its keys again before it returns the error. If this removal
+//! fails as well, or if a change fails that is not an insert, the index is poisoned.
 //!
 //! **Limits of Holt 0.9.2**, and how the backend handles them:
 //!

@@ -36,7 +36,8 @@ impl<'a> Event<'a> {
         Self { event, dir: Some(dir), ..Self::default() }
     }
 
-    /// The event that the service listens on `address`.
+    /// The event `listening`: the service listens on `address`, with `tls` over encrypted
+    /// connections.
     pub(super) fn listening(address: SocketAddr, tls: bool) -> Self {
         Self { event: "listening", address: Some(address), tls: Some(tls), ..Self::default() }
     }

@@ -25,7 +25,7 @@ pub(super) async fn livez() -> &'static str {
 pub(super) struct Readiness {
     /// Whether every store can be used.
     ready: bool,
-    /// The stores; none are listed without a role.
+    /// The stores; empty if the request gives no role.
     stores: Vec<StoreHealth>,
 }
 

@@ -1,7 +1,7 @@
 //! A model of prefill after a prefix whose pages are loaded: the time to the first token, and how
 //! long computing waits for transfers. Nothing is measured.
 //!
-//! The time `T` at which a layer is computed follows from the `T` of the layer before it:
+//! The time `T` at which the computing of a layer ends follows from the `T` of the layer before it:
 //! `T = max(T, read of the layer done) + compute of the layer`. Reads are issued in the order of
 //! the layers, one after another, at a constant rate. The time to compute `n` new tokens after `p`
 //! tokens of the prefix is `(2·P·n + 4·n·(p + n/2)·W·L) / (R·n/(n + n0))`, in equal parts per

@@ -31,8 +31,9 @@ impl Cache {
 
     /// Reports to the owner of the lowest local tier's store that `tokens` tokens were loaded, in
     /// the time `load`, and not computed: see
-    /// [`Store::note_prefill_avoided`](ritornello_store::Store::note_prefill_avoided). They follow
-    /// `before` earlier tokens; the gate estimates the time to compute them.
+    /// [`Store::note_prefill_avoided`](ritornello_store::Store::note_prefill_avoided). The loaded
+    /// tokens follow `before` earlier tokens; the gate estimates how long computing the loaded
+    /// tokens would have taken.
     ///
     /// # Errors
     /// `Closed`.

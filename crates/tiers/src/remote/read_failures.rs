@@ -3,7 +3,7 @@
 
 use ritornello_format::{Error, ErrorKind, Result};
 
-/// Consecutive failures that end the command.
+/// Number of consecutive failures at which the command ends.
 const IN_A_ROW: u32 = 8;
 
 #[derive(Debug, Default)]

@@ -38,9 +38,10 @@ ANSWERS = frozenset({"HIT", "MISS", "RETRY"})
 
 
 def interface_difference(base: Any, job: Any, result: Any, answers: Any) -> str:
-    """Returns how vLLM's interface of tiers differs from the tested interface; "" if they are
-    equal. `base`: the class of tiers. `job`, `result`: dataclasses of its arguments and results.
-    `answers`: the enum of lookup results.
+    """Returns why the tier cannot work with vLLM's interface of tiers: the first difference from
+    the tested interface that is not accepted; "" if there is none. `base`: the class of tiers.
+    `job`, `result`: dataclasses of its arguments and results. `answers`: the enum of lookup
+    results.
     """
     lost = sorted(ANSWERS - set(answers.__members__))
     return (

@@ -40,8 +40,9 @@ class TicketPart:
 @dataclass(slots=True)
 class Job:
     """A load or, if `load` is false, a put. `started`: a time of `monotonic`. `decision`: the
-    lookup with which the gate decided to load. `prompt`: the number of tokens before the tokens
-    that the load spares the engine, and their number.
+    lookup with which the gate decided to load. `prompt`: two numbers of tokens. The second is the
+    number of tokens that the load spares the engine, the first the number of tokens of the prompt
+    before them.
     """
 
     number: int

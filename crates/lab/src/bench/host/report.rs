@@ -17,15 +17,15 @@ pub struct Report {
     pub total: u64,
     /// Number of rounds.
     pub runs: u32,
-    /// Copying page by page, from private memory, in huge pages where the machine has them, to the
-    /// memory that gets write to.
+    /// Copying page by page to the target memory of the gets, from private memory, which is in huge
+    /// pages where the machine has them.
     pub memcpy: Row,
     /// Rates of gets from segments that the process has mapped and read before.
     pub get: Row,
     /// Rates of gets from a newly opened store: the kernel makes page tables during such a get,
     /// once per process.
     pub get_first: Row,
-    /// Rates of put and flush over memory that was used before.
+    /// Rates of put and flush into memory of the store that earlier puts used.
     pub put: Row,
     /// Rates of put and flush into memory that the kernel has to clear first.
     pub put_fresh: Row,

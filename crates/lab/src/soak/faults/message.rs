@@ -7,9 +7,10 @@ use std::io::{BufRead, Write};
 /// A message from the command to a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Continue the work of an earlier process of this client. The sequences in `live`, which that
-    /// process reported as flushed, are in the store of the soak. Delete its newest sequences that
-    /// are not in `live`: it may have put them and not reported them.
+    /// Continue the work of an earlier process of this client. The earlier process reported the
+    /// sequences in `live` as flushed; they are in the store of the soak. Delete the newest
+    /// sequences of the earlier process that are not in `live`: the process may have put them
+    /// without a report.
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,

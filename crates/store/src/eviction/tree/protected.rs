@@ -5,10 +5,9 @@ use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// Pieces that were protected when they became victims. They exclude the first pieces that each
-/// call skips (`EXAMINED_MAX` in `tree/victims.rs`), which that call lists again. No list of a
-/// policy holds them, except pieces that were used, or lost their last child, since they were
-/// added.
+/// Pieces that were protected when they became victims, without the first `EXAMINED_MAX`
+/// (`tree/victims.rs`) of each call: the call lists these again before it returns. No policy lists
+/// a piece of the queue, unless the piece was used, or lost its last child, after it was added.
 ///
 /// The tree does not learn when a protection ends, so each eviction examines some of these pieces
 /// again, the longest-waiting first. A piece that is protected for a long time is thus skipped once
