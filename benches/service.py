@@ -7,11 +7,11 @@ The stores are owned by `ritornello serve`; this process is a client of them. `m
 of `/metrics`, one after another, over one connection. `idle_share`: CPU time of the owner's process
 as a share of one core, without requests. `idle_share_empty`: this share for a store without pages,
 which the owner does not scrub. `scraped_share`: this share with a request of `/metrics` every
-second. `probe_us`: median time in µs of lookups of 256 stored pages by the client, in the store of an
-owner with `--http` that is scraped every second; `probe_us_without`: the same in an equal store of
-an owner without `--http`. The lookups alternate between both stores. `probe_ratio`: the first time
-divided by the second, as geometric mean over the rounds. The text output names the project's aims,
-which are upper limits.
+second. `probe_us`: median time in µs of lookups of 256 stored pages by the client, in the store of
+an owner with `--http` that is scraped every second; `probe_us_without`: the same in an equal store
+of an owner without `--http`. The lookups alternate between both stores. `probe_ratio`: the first
+time divided by the second, as geometric mean over the rounds. The text output names the project's
+aims, which are upper limits.
 """
 
 import argparse

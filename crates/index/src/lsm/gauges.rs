@@ -123,7 +123,7 @@ impl Gauges {
 }
 
 /// Sums up the files of the database's directory. A file counts with its allocated blocks if these
-/// are more than its length, as those of a preallocated file are.
+/// are more than its length, as with a preallocated file.
 fn count(db: &Families) -> Files {
     let mut files = Files::default();
     let Ok(entries) = std::fs::read_dir(db.db.path()) else { return files };

@@ -26,7 +26,7 @@ pub const STEPS: u64 = 6;
 /// Disk space that [`measure`] needs, in bytes per page: two checkpoints and a journal of
 /// single-page runs.
 pub const DISK_BYTES_PER_PAGE: u64 = 1024;
-/// Number of timed probes for each figure (warm and cold, of the store and of the index alone).
+/// Number of timed probes for each figure: warm and cold, of the store and of its index.
 const PROBES: usize = 20_000;
 /// Sequences that warm probes alternate between.
 const WARM_SEQUENCES: u32 = 4;
