@@ -54,7 +54,7 @@ class ChatLoad:
 
     def next_turn(self) -> None:
         """Begins a conversation while fewer than `CONVERSATIONS` are open; otherwise continues the
-        one that waits longest. A conversation ends after `TURNS` turns.
+        conversation that waits longest. A conversation ends after `TURNS` turns.
         """
         if len(self._active) < CONVERSATIONS:
             self._begun += 1

@@ -155,7 +155,7 @@ pub(super) struct ReportedCounters {
     pub(super) remote: Option<Arc<CallCounters>>,
     pub(super) loads: Arc<LoadTracker>,
     /// Bytes queued to be written to a tier, or to be promoted to it. No reference to a tier: the
-    /// thread that reports must not drop the last one, and so close the tier.
+    /// thread that reports must not drop a tier's last reference, and so close the tier.
     pub(super) queued: Vec<(Tier, Arc<AtomicU64>)>,
 }
 

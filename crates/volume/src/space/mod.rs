@@ -268,9 +268,9 @@ impl Space {
 
     /// The segment to create when the existing segments have no room. Its volume is the volume on
     /// which the last allocation found no space or, if it recorded no volume, the first volume
-    /// of the allocation order. If this volume cannot grow, the segment is on the volume with the
-    /// fewest segments in proportion to its share, among the volumes that can grow. `None` if no
-    /// volume can grow.
+    /// of the allocation order. If this volume cannot grow, the volume with the smallest number of
+    /// segments in proportion to its share, among the volumes that can grow, takes its place.
+    /// `None` if no volume can grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let order = self.order();

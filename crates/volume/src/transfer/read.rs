@@ -27,8 +27,9 @@ impl Segments {
     /// reads, and leaves the memory of sections that arrived in an earlier call unchanged
     /// ([`Sections::arrived`]). A section counts as arrived when every page *of this call* has it.
     /// Pass sections only if the threads that wait for them use no page that another call reads.
-    /// Sections are ignored if there is only one, or if any read of the call delivers pages as
-    /// stored ([`Encoded::AsStored`]) or has pages that are not as long as the sections together.
+    /// Sections are ignored if `control` names a single section, or if any read of the call
+    /// delivers pages as stored ([`Encoded::AsStored`]) or has pages that are not as long as the
+    /// sections together.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
         let sections = control.sections.as_deref().filter(|sections| sections.fit(reads));
         if self.is_mapped() {
