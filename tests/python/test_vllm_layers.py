@@ -1,5 +1,5 @@
-"""A worker over a real store, with arrays as the engine's memory: each layer's pages are in memory
-when `await_layer` returns for it.
+"""A worker over a real store, with arrays as the engine's memory: when `await_layer` returns, the
+layer's pages are in memory.
 """
 
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
 LOAD = StepMetadata(None, [Load("b", [PageBlocks(0, 0, KEYS, LOADED)])])
 
 
-def test_announced_layer_has_its_pages(machine: Machine) -> None:
+def test_awaited_layer_has_its_pages(machine: Machine) -> None:
     machine.counts()
     for _ in range(10):
         for array in machine.memory.values():

@@ -3,13 +3,14 @@
 use crate::layout::Direction;
 use std::time::Duration;
 
-/// Number of blocks of 1,024 threads of a launch to the device. Four blocks have 256 KiB in flight:
-/// more than three times the 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs busy.
+/// Blocks of 1,024 threads of a kernel that moves bytes to the device. Four blocks have 256 KiB in
+/// flight: more than three times the 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs
+/// busy.
 const SCATTER_GRID: u32 = 4;
-/// Number of blocks of 1,024 threads of a launch from the device. On an H200, two blocks move as
-/// many bytes as four, because writes to host memory wait for no answer. Matrix products during
-/// moves took up to 1.8 times as long as alone with four blocks, and 1.05 to 1.16 times with two
-/// (docs/benchmarks/gpu.md).
+/// Blocks of 1,024 threads of a kernel that moves bytes from the device. On an H200, two blocks
+/// move as many bytes as four, because writes to host memory wait for no answer. Matrix products
+/// during moves took up to 1.8 times as long as alone with four blocks, and 1.05 to 1.16 times with
+/// two (docs/benchmarks/gpu.md).
 const GATHER_GRID: u32 = 2;
 /// Minimum length of a piece in bytes for which the copy engines count as faster than a kernel, if
 /// the pool has no measurement of the move's direction. Shorter pieces are moved by the copy

@@ -30,8 +30,9 @@ pub(crate) const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum time of a request, from its headers to the headers of its answer.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// Sustained rate of requests that are served, per second: of each token of the token file, and of
-/// all senders without such a token together. Requests for `/livez` and `/readyz` are not limited.
+/// Sustained rate of requests that are served, per second: for each token of the token file, and
+/// for all senders without such a token together. Requests for `/livez` and `/readyz` are not
+/// limited.
 pub(crate) const REQUESTS_PER_SECOND: u32 = 100;
 /// Maximum number of requests that are served immediately after a pause: the size of the bucket of
 /// [`RateLimit`](crate::rate::RateLimit).
@@ -39,14 +40,16 @@ pub(crate) const REQUESTS_BURST: u32 = 200;
 
 /// Maximum time that a request waits for an observation.
 pub(crate) const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time after which the first observation of a store that hangs is abandoned.
+/// Time after which an observation that hangs is abandoned. Doubles with each abandoned observation
+/// of the same store that still hangs.
 pub(crate) const OBSERVATION_ABANDONED: Duration = Duration::from_secs(60);
 /// Maximum number of abandoned observations of a store, which each hold a thread.
 pub(crate) const ABANDONED_MAX: u32 = 12;
 /// Time after the end of an observation during which requests are answered from it.
 pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 
-/// Maximum number of calls of a store at a time, besides its observation and its scrub.
+/// Maximum number of calls to a store that run at the same time, besides its observations, the
+/// search for its drives and its scrub.
 pub(crate) const CALLS_MAX: usize = 8;
 /// Maximum number of keys in a request to `/v1/probe` or `/v1/explain`.
 pub(crate) const KEYS_MAX: usize = 4096;

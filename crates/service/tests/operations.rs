@@ -16,6 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// No test: the process that [`Owner::start`] starts.
 #[test]
 fn owner() {
     run_as_owner();
@@ -338,7 +339,7 @@ fn policy_denies_drop_of_scope_to_client() {
 }
 
 #[test]
-fn observer_and_unnamed_store_are_refused() {
+fn flush_by_observer_or_of_unnamed_store_is_refused() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let nodes = dirs.each_ref().map(|dir| open(&options(dir.path())).unwrap());
     let service = operating(&nodes);
@@ -355,7 +356,7 @@ fn observer_and_unnamed_store_are_refused() {
 }
 
 #[test]
-fn bodies_of_other_types_and_lengths_are_refused() {
+fn bodies_of_wrong_type_or_length_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let service = operating(&[node]);
@@ -374,7 +375,7 @@ fn bodies_of_other_types_and_lengths_are_refused() {
     let deep = "[".repeat(100_000);
     assert_eq!(status(json, &deep), 400);
 
-    // The service refuses a long body by its stated length, or when it has read the limit.
+    // The service refuses a long body by its stated length, or when it has read 1 MiB of the body.
     let long = " ".repeat(2 << 20);
     for length in [format!("Content-Length: {}", long.len()), "Transfer-Encoding: chunked".into()] {
         let stream = connect(address);

@@ -31,7 +31,7 @@ struct Run {
     /// Index of the run's first block among the references of the trace.
     first: usize,
     pages: u32,
-    /// Whether a block precedes the run.
+    /// Whether the run follows a stored block.
     has_parent: bool,
     /// The number (`round`) of the call of [`SimIndex::walk`] that last protected the run.
     protected_in: u64,
@@ -75,8 +75,8 @@ impl<'t> SimIndex<'t> {
     }
 
     /// Inserts `pages` blocks, starting at reference `first` of the trace, as a run after the
-    /// stored block `predecessor`. The blocks must not be stored yet. Returns the run and its
-    /// parent.
+    /// stored block `predecessor`. The blocks must not be stored yet. Returns the run, and the run
+    /// and the page of the predecessor.
     pub(crate) fn insert(
         &mut self,
         first: usize,

@@ -55,7 +55,9 @@ class EngineTiers:
             )
 
     def refusal_of(self, tier: str, instead: str) -> ValueError:
-        """Returns an error that shows `tier` without the options of an address."""
+        """Returns an error that shows `tier`, without the options of an address, and says what to
+        write instead (`instead`).
+        """
         return ValueError(f'{self.place}: "tiers": {without_options(tier)!r}: {instead}')
 
 

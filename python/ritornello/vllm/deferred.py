@@ -105,7 +105,9 @@ class DeferredSaves:
         return result
 
     def keeps_blocks(self, request_id: str, tables: CacheManager) -> bool:
-        """Returns whether vLLM must keep the blocks of a finished request for its saves."""
+        """Returns whether vLLM must keep the blocks of a finished request for its saves. If not,
+        drops these saves.
+        """
         saves = [save for save in (*self._pending(), *self._ready) if save.request == request_id]
         if all(_current(save, tables) is None for save in saves):
             self.drop_request(request_id)

@@ -32,7 +32,7 @@ COUNTERS = {
     "saved_pages": "Pages stored, including pages that were already stored.",
     "saved_bytes": "Bytes written to the store.",
     "save_seconds": "Time that the engine spent handing pages over to be saved.",
-    "failed_pages": "Promised pages that could not be loaded and were computed instead.",
+    "failed_pages": "Pages that were to be loaded, could not be, and were computed instead.",
     "errors": "Failed operations, such as calls to the store.",
     "ignored_retentions": "Requests to retain pages that the store's policy does not permit.",
     "hook_seconds": "Time inside the connector's hooks, scheduler and worker together.",
@@ -40,7 +40,8 @@ COUNTERS = {
     "steps": "Engine steps.",
 }
 REASONS = {
-    "missed_pages": "Probed or promised pages that were not loaded, by reason.",
+    "missed_pages": "Probed pages, or pages that were to be loaded, that were not loaded, by "
+    "reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "gate_decisions": "Decisions of the gate to load all, some or none of the found pages.",
     "prefetches": "Prefetches of objects from the remote, by outcome.",

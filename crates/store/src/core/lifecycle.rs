@@ -145,7 +145,8 @@ impl StoreCore {
     }
 
     /// Makes everything durable, stops the background threads and refuses later calls. Waits at
-    /// most a minute for threads and syncs, and at most a second more for copies in volumes.
+    /// most a minute for threads and syncs, then at most a second for the writes of the copies of
+    /// the manifest and the scopes that the volumes hold.
     ///
     /// # Errors
     /// `Fatal` if the last sync failed. `Retry` if a disk does not answer: the store then refuses

@@ -1,8 +1,8 @@
 //! Why pages are not stored: evictions, removals, damage, refusals and abandoned puts that this
 //! owner remembers.
 //!
-//! The hash of a page selects a bucket of a fixed table, in which a new entry overwrites the
-//! oldest. An entry has 64 bits of the hash, so the probability that an answer is about another
+//! The hash of a page selects a bucket of a fixed table. In a full bucket a new entry overwrites
+//! the oldest. An entry has 64 bits of the hash, so the probability that an answer is about another
 //! page is at most 2^-62. The table takes at most [`TABLE_BYTES_MAX`]. Dropped scopes are
 //! remembered as scopes, because their pages would displace all other entries.
 

@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 /// Keys of evicted pages, oldest first. Bounded in units and in number.
 ///
 /// Invariant: every key in `by_key` is in `queue` with the same number, and `units` is the sum over
-/// `by_key`. Entries of `queue` with a different number are obsolete. Obsolete entries are removed
-/// when they exceed the valid entries by more than [`KEYS_MIN`].
+/// `by_key`. All further entries of `queue` are obsolete. They are removed when they outnumber the
+/// keys in `by_key` by more than [`KEYS_MIN`].
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     by_key: HashMap<u64, Ghost, super::fold::Folding>,

@@ -15,7 +15,8 @@ pub const LONG_PAGES: u32 = 4096;
 pub const MATCH_SET: u32 = 10;
 pub const LONG_SET: u32 = 11;
 
-/// Returns the shape of pages of 4,096 bytes, which are probed and leased, never read.
+/// Returns the shape of sequences of short pages, of 4,096 bytes each. These pages are probed and
+/// leased, never read.
 pub fn short(sequence_pages: u32, sequences: u32) -> Shape {
     shape("ritornello bench match", 4096, sequence_pages, sequences)
 }
