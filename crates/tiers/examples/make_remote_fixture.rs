@@ -1,6 +1,6 @@
 //! Writes remotes of the current format, as directories, for `tests/remote_fixtures.rs` to read for
-//! as long as that format is readable. Fails if the directory exists (default: `remotes`). The
-//! command, in the root of the repository:
+//! as long as that format is readable. The argument names the directory to create (default:
+//! `remotes`); the command fails if this directory exists. In the root of the repository:
 //!
 //! ```text
 //! cargo run -p ritornello-tiers --example make_remote_fixture -- tests/fixtures/v1-remotes

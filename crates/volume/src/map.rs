@@ -36,8 +36,9 @@ use std::time::{Duration, Instant};
 pub(crate) const HUGE: usize = 2 << 20;
 /// Bytes for which one call requests huge pages. The time is checked only between calls.
 const COLLAPSE_BYTES: usize = 4 * HUGE;
-/// Time after which no more huge pages are requested for a file: memory is then fragmented, and the
-/// kernel moves other pages to make room. Puts that need the segment wait about this long.
+/// Time after which no more huge pages are requested for a file. Requests take this long if memory
+/// is fragmented, so that the kernel moves other pages to make room. Puts that need the segment
+/// wait about this long.
 const COLLAPSE_TIME: Duration = Duration::from_millis(500);
 /// The file with the length in bytes of the kernel's huge pages. On kernels with pages of 16 or 64
 /// KiB they are longer than [`HUGE`], and cannot be requested for a part of a segment.

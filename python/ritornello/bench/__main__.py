@@ -1,9 +1,10 @@
 """Measures a serving engine through its OpenAI API: `python -m ritornello.bench WORKLOAD`.
 
-Exit status 0; 1 if some requests failed or an expected gain was not reached; 2 if all requests
-failed or none was sent, if a file could not be written, or if the run ended early: wrong arguments,
-a server that cannot be measured, a missing package, or Ctrl-C. A run that ends early reports the
-requests that were answered until then.
+Exit status 0 if all requests were answered, and an expected gain was reached; 1 if some requests
+failed, or the expected gain was not reached; 2 if all requests failed or none was sent, if a file
+could not be written, or if the run ended early: wrong arguments, a server that cannot be measured,
+a missing package, or Ctrl-C. A run that ends early reports the requests that were answered until
+then.
 """
 
 import argparse

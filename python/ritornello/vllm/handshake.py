@@ -38,8 +38,9 @@ class ShardFacts:
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
     """One KV cache group over all workers. `stages`: the group's layers in each pipeline stage.
-    `head_bytes`: bytes of one head of one layer in a block. `head_major`: as in `GroupMemory`, of
-    all workers. `arrangement`: how attention arranges the bytes of a block, as in `GroupMemory`.
+    `head_bytes`: bytes of one head of one layer in a block. `head_major`: whether
+    `GroupMemory.head_major` is true for all workers that hold layers of the group. `arrangement`:
+    as in `GroupMemory`, equal for these workers.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -76,8 +77,8 @@ def _group_layout(
     facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, group: int
 ) -> GroupLayout:
     """Returns the layout of one group. Raises ValueError unless the workers of each stage hold the
-    same layers, and the blocks of all layers have equal numbers of bytes per head and equal
-    arrangements.
+    same layers, and the bytes of a layer in a block can be divided into heads, with equal bytes per
+    head and equal arrangements on all workers that hold layers of the group.
     """
     layers = []
     sizes, orders, arrangements = set(), set(), set()

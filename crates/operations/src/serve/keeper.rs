@@ -44,8 +44,10 @@ impl Keeper<'_> {
     /// path again when it leads to another store.
     ///
     /// # Errors
-    /// If the first opening, a takeover or the last closing of the store fails, or another process
-    /// owns it and `must_own` is set. Later openings are tried again.
+    /// If the first opening or the last closing of the store fails, if another process owns it and
+    /// `must_own` is set, or if a takeover fails. A takeover that fails with `Retry` is tried
+    /// again, and for [`PATH_CHECK`] also a takeover that fails because the path leads elsewhere.
+    /// Later openings are tried again, too.
     pub(super) fn run(&self, stop: &Receiver<()>) -> Result<(), Failure> {
         let Self { context, options, must_own, access, .. } = self;
         let first = open::with(options)?;

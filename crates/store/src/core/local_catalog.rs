@@ -28,9 +28,9 @@ impl StoreCore {
         LocalCatalog { core: Arc::clone(self), client }
     }
 
-    /// Handles the disconnection of a client: its leases end, and its reservations are withheld
-    /// until the process is proven dead, or a client with its name, or the owner's process, aborts
-    /// them.
+    /// Handles the disconnection of a client: its leases end, and the space of its reservations
+    /// is withheld until its process is proven dead, or until a client with its name, or the
+    /// owner's process, aborts the reservations.
     pub fn client_left(&self, client: ClientId) {
         let mut state = self.state.lock();
         let freed = state.leases.drop_client(client);

@@ -71,7 +71,7 @@ pub(crate) struct CallCounters {
 }
 
 impl CallCounters {
-    /// The last nine of [`CacheCounts`](ritornello_store::CacheCounts).
+    /// The last nine entries of [`CacheCounts`](ritornello_store::CacheCounts).
     pub(crate) fn counts(&self) -> [u64; 9] {
         let (openings, open) = {
             let breaker = self.breaker.lock();

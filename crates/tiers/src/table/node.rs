@@ -106,8 +106,8 @@ impl Node {
     }
 
     /// Returns how many of the node's leading pages equal the `rest` pages that `at` returns by
-    /// index. The first pages must be equal. Compares the last page of the shorter list, which
-    /// commits to all pages before it, and bisects if it differs.
+    /// index. The caller knows that the first pages are equal. Compares the last page that both
+    /// lists have, which commits to all pages before it, and bisects if it differs.
     pub(super) fn matches(&self, at: impl Fn(usize) -> PageHash, rest: usize) -> usize {
         let both = self.pages.len().min(rest);
         if both <= 1 || self.pages[both - 1] == at(both - 1) {

@@ -10,7 +10,7 @@ struct Mix {
     name: &'static str,
     /// Units per page, and maximum pages of a run.
     shapes: &'static [(u32, u32)],
-    /// Percentage of operations that use an old run again instead of allocating one.
+    /// Percentage of operations that use a stored run again instead of allocating a new run.
     reuse: u64,
     /// Maximum mean number of extents per run.
     bound: f64,
@@ -163,7 +163,7 @@ impl Steady {
 }
 
 /// `SEGMENTS=400 CHUNKS=1024,4096 cargo test --release -p ritornello-volume steady -- --nocapture`
-/// measures another number of segments, and other lengths of evicted pieces (in units).
+/// measures another number of segments, and other lengths of chunks (in units).
 #[test]
 fn runs_have_few_extents_in_steady_state() {
     let segments = std::env::var("SEGMENTS").map_or(64, |text| text.parse().unwrap());
