@@ -67,8 +67,8 @@ class Bench:
     deadline: float
     report: Report
     progress: Progress
-    # Longest duration of a set-up, divided by the number of lengths of history that the set-up
-    # measures. A history is the tokens of a conversation before the first question.
+    # The longest time that a set-up has taken for each length of history that it measures. A
+    # history is the tokens of a conversation before the first question.
     longest_s: float = 0.0
 
     def run(self, plan: list[Setup]) -> None:

@@ -17,8 +17,9 @@ from ritornello.vllm.tier.settings import TierSettings
 DISK = "disk /nvme/kv 200GiB"
 REMOTE = "s3://bucket/prefix?secret=hunter2"
 
-# For each engine: the function that parses its settings, its setting for device memory, and its
-# setting for host memory ("" if our store serves as the host tier).
+# For each engine: the function that parses its settings; its setting for device memory; and the
+# advice in the refusal of a host tier, which names the engine's setting for host memory or, for
+# `vllm`, the entry of its host tier ("" if our store serves as the host tier).
 PARSERS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "vllm": (OffloadingSettings.parse, "--gpu-memory-utilization", 'as "host 8GiB"'),
     "vllm_on_cpus": (VllmSettings.parse_on_cpus, "VLLM_CPU_KVCACHE_SPACE", ""),

@@ -1,4 +1,4 @@
-//! A remote in a directory to which an untrusted user without the key can write.
+//! A remote in a directory to which an untrusted user, without the key of the seals, can write.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_format::ScopeId;
@@ -32,6 +32,7 @@ fn make_pipe(at: &Path) {
     assert!(Command::new("mkfifo").arg(at).status().unwrap().success());
 }
 
+/// Returns whether `run` ends within 10 seconds.
 fn ends(run: impl FnOnce() + Send + 'static) -> bool {
     let (done, is_done) = channel();
     thread::spawn(move || {
@@ -61,7 +62,7 @@ fn writer_does_not_follow_planted_links() {
 }
 
 #[test]
-fn names_of_other_file_types_are_not_found() {
+fn pipes_directories_and_links_are_not_found() {
     let dir = tempfile::tempdir().unwrap();
     let backend = DirectoryBackend::new(dir.path(), "host-77");
     backend.set("a/object", b"1").unwrap();

@@ -202,8 +202,8 @@ def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     expected = ask(engine, known)
     engine.forget_all()
     engine.llm.collective_rpc(flip)
-    # Empties only vLLM's own cache: since `forget_all` vLLM's host tier has no chunk of `known`,
-    # only chunks of the filler.
+    # Empties only vLLM's own cache. Since `forget_all`, vLLM's host tier has no chunk of `known`,
+    # only chunks of the prompt with which `forget_all` fills the host tier.
     engine.forget()
     changed = ask(engine, known)
     assert changed["cached"] == 0

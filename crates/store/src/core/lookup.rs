@@ -81,7 +81,7 @@ impl StoreCore {
             runs.sort_by_key(|found| found.at);
         }
         let leased = self.lease_leading(state, client, &runs, pages, ttl);
-        // Without the state's lock, for which most calls wait.
+        // Count after the state's lock is released, because most calls wait for this lock.
         lookups.iter().for_each(|(scope, keys, hit)| self.count_lookup(*scope, keys, *hit));
         leased
     }
@@ -148,7 +148,8 @@ impl StoreCore {
     }
 
     /// Counts a lookup of `keys`, of which the `hit` leading pages were found. In an unchained
-    /// scope too, all pages after the first missing page count as missed, by its cause.
+    /// scope too, the first missing page and all pages after it count as missed, for the reason why
+    /// the first is missing.
     fn count_lookup(&self, scope: ScopeRef, keys: &[&[u8]], hit: usize) {
         let counters = &self.counters;
         counters.probes.add(1);
@@ -234,7 +235,7 @@ impl StoreCore {
     /// # Errors
     /// `Retry` if the client has too many leases or leased runs ([`crate::lease::PINS_MAX`]), or if
     /// the first run, or with several scopes the first page of every scope, does not fit the rest
-    /// of its share.
+    /// of the client's share.
     fn lease_leading(
         &self,
         mut state: MutexGuard<'_, State>,

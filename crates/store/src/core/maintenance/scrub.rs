@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 /// Factor by which scrubbing slows down while the store is in use.
 const IN_USE_FACTOR: u32 = 8;
-/// Minimum bytes per page that a run counts towards the rate. Verification takes about 2 µs of CPU
-/// time per page besides the time for its bytes. At the default rate of 8 MiB per second this
-/// minimum permits 256 pages per second, and thus 0.05 % of a core.
+/// Minimum bytes for which each page of a run counts towards the rate. Verification takes about 2
+/// µs of CPU time per page besides the time for its bytes. At the default rate of 8 MiB per second
+/// this minimum permits 256 pages per second, and thus 0.05 % of a core.
 const PAGE_BYTES_MIN: u64 = 32 << 10;
 /// Result of [`StoreCore::scrub_next`] when no run can be scrubbed, scrubbing is off, or the store
 /// is poisoned.

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Instant;
 
 impl StoreCore {
-    /// Whether a directory is being drained and not absent.
+    /// Whether any directory is being drained and is not absent.
     pub(super) fn is_draining_volumes(&self) -> bool {
         let manifest = self.shape.manifest();
         let state = self.state.lock();
@@ -190,7 +190,8 @@ impl StoreCore {
         }
     }
 
-    /// Removes from the manifest the drained directories that hold no segment any longer.
+    /// Removes from the manifest the drained directories that hold no segment any longer, and their
+    /// copies and markers.
     pub(super) fn retire_volumes(&self) -> Result<()> {
         let Some(change) = self.shape.change_by(Instant::now() + BACKGROUND_SYNC_TIMEOUT) else {
             return Ok(());
