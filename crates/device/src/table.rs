@@ -59,7 +59,7 @@ pub struct Table {
     pool: Arc<Pool>,
     slots: Arc<Slots>,
     direction: Direction,
-    /// The stream of all moves of this table: the first uploads the table for later moves.
+    /// The stream of all moves of this table: the first move uploads the table for later moves.
     stream: Stream,
     entries: Vec<MoveEntry>,
     /// `None` if the moves use no kernel.

@@ -270,7 +270,7 @@ fn device_moves_pages_both_ways() {
         for kind in ["retained", "modules", "streams", "events", "pinned"] {
             assert_eq!(fake.count(kind), 0, "{kind}");
         }
-        // The last allocation is the pool's memory, which the test does not free.
+        // The remaining allocation is the pool's memory, which the test does not free.
         assert_eq!(fake.count("allocations"), 1);
     }
 }

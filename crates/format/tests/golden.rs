@@ -355,6 +355,6 @@ fn version_0_is_refused_with_both_versions() {
     assert_eq!(error.kind(), ErrorKind::Miss);
     assert!(error.to_string().contains("version=0, read=1"), "{error}");
     assert_eq!(RunHeader::store_of(&old["run-header"]), None);
-    // A log of version 0 had no head, and its records are not read.
+    // A reservation log of version 0 had no header. Its records are not read.
     assert_eq!(ReservationRecord::decode_log(&old["reservations"]).unwrap(), []);
 }

@@ -39,7 +39,8 @@ pub(crate) struct Observer {
     access: Arc<StoreAccess>,
     /// Returns the state of the store. May wait without a limit.
     look: Box<Look>,
-    /// Time after which the first observation that hangs is abandoned.
+    /// Time after which an observation that hangs is abandoned, if no abandoned observation still
+    /// hangs.
     patience: Duration,
     state: Mutex<State>,
     drives: Drives,
@@ -59,8 +60,8 @@ struct State {
 
 impl State {
     /// Returns the begin of the observation in progress. Abandons this observation if it has hung
-    /// for too long. Returns `None` if no observation is in progress any longer: the caller begins
-    /// one.
+    /// for too long and fewer than [`ABANDONED_MAX`] observations are abandoned. Returns `None` if
+    /// no observation is in progress any longer: the caller begins one.
     fn in_progress(&mut self, patience: Duration) -> Option<Instant> {
         let begun = self.running?;
         if self.abandoned >= ABANDONED_MAX || begun.elapsed() < patience * (1 << self.abandoned) {
@@ -224,8 +225,8 @@ mod tests {
     /// Time after which a hanging observation is abandoned: longer than any test runs.
     const PATIENCE: Duration = Duration::from_secs(3600);
 
-    /// An observer whose observations fail, and wait while `disk` is locked for writing. Counts
-    /// them in `begun`.
+    /// An observer. Its observations fail, and wait while `disk` is locked for writing. `begun`
+    /// counts the observations.
     fn observer(disk: &Arc<RwLock<()>>, begun: &Arc<AtomicU32>) -> Arc<Observer> {
         let (disk, begun) = (Arc::clone(disk), Arc::clone(begun));
         let look = move || {

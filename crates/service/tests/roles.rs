@@ -91,7 +91,7 @@ fn wrong_tokens_are_refused() {
 }
 
 #[test]
-fn other_addresses_need_a_token_for_all_but_health() {
+fn non_loopback_addresses_need_a_token_for_all_but_health() {
     let service = start("0.0.0.0:0", Some(tokens()), missing_store());
     let address = SocketAddr::from(([127, 0, 0, 1], service.address().port()));
     assert_eq!(statuses(address, &[]), [401; 4]);

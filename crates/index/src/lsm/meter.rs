@@ -88,7 +88,8 @@ impl Mean {
 }
 
 /// Fits a line to pairs of a number (of filters) and a time. The slope of the line is the time per
-/// unit, without the constant part of the time. The fields are weighted means with decay.
+/// unit, without the constant part of the time. The fields after `samples` are weighted means with
+/// decay.
 #[derive(Debug, Default)]
 struct Slope {
     samples: u64,

@@ -65,13 +65,13 @@ names! {
     PREFILL_AVOIDED = ("prefill_avoided", Seconds,
         "Estimated time to compute the tokens that were loaded, without untimed tokens");
     PREFILL_LOAD = ("prefill_load", Seconds,
-        "Time of loads, without loads of untimed tokens, and with loads that failed");
+        "Time of loads, including failed loads, without loads of untimed tokens");
     GATE_DECISIONS = ("gate_decisions", Count,
         "Lookups by how many of the found pages the gate decided to load, of all processes");
-    GATE_LOAD = ("gate_load", Seconds, "Time of loads that gates had estimated");
+    GATE_LOAD = ("gate_load", Seconds, "Time of loads for which gates had an estimate");
     GATE_REGRET = ("gate_regret", Seconds,
-        "Time of these loads and of computing the rest, beyond the estimated time to compute all \
-        tokens");
+        "Time of loads for which gates had an estimate, and of computing the rest, beyond the \
+        estimated time to compute all tokens");
     QUEUED_CALLS = ("queued_calls", Count,
         "Submitted gets and puts that wait for a thread, of all processes");
     QUEUED = ("queued", Bytes,
@@ -79,7 +79,7 @@ names! {
     LOADING = ("loading", Bytes,
         "Bytes of queued and running loads of caches from a tier, of all processes");
     REMOTE_CALLS = ("remote_calls", Count,
-        "Calls to remotes: made by kind, failed, and not made, of all processes");
+        "Calls to remotes, of all processes: calls made (by kind), failed calls, calls not made");
     REMOTE_READ = ("remote_read", Bytes, "Bytes of objects read from remotes");
     REMOTE_WRITTEN = ("remote_written", Bytes, "Bytes of objects written to remotes");
     REMOTE_BREAKER_OPENINGS = ("remote_breaker_openings", Count,
@@ -95,7 +95,7 @@ names! {
         "Pages deleted by callers, or with their scope or directory");
     DAMAGED_PAGES = ("damaged_pages", Count, "Pages removed because they failed verification");
 
-    CAPACITY = ("capacity", Bytes, "Maximum of segments and metadata");
+    CAPACITY = ("capacity", Bytes, "Maximum bytes of segments and metadata");
     ALLOCATED = ("allocated", Bytes, "Bytes of segment files and of the index's files");
     USED = ("used", Bytes, "Bytes held by runs");
     FREE = ("free", Bytes, "Free bytes in existing segments that are not being emptied");
@@ -156,7 +156,7 @@ names! {
     EVICTION_SWITCHES = ("eviction_switches", Count,
         "Changes of the eviction policy that the store follows");
     EVICTION_FOLLOWED = ("eviction_followed", Count,
-        "Whether the store follows an eviction policy");
+        "Whether the store follows this eviction policy now");
     SHADOW_REQUESTED_PAGES = ("shadow_requested_pages", Count,
         "Sampled pages requested from the shadow cache of a policy");
     SHADOW_HIT_PAGES = ("shadow_hit_pages", Count, "Sampled pages that a policy would have kept");

@@ -88,9 +88,9 @@ pub struct StoreCore {
     copies: Copies,
     disk_calls: DiskCalls,
     counters: Counters,
-    /// Puts and gets of all processes.
+    /// Counts of the puts and gets of all processes.
     transfers: TransferTotals,
-    /// Queues of all processes.
+    /// Lengths of the queues of all processes.
     queues: ReportedQueues,
     miss_causes: MissCauses,
     decisions: Decisions,
