@@ -70,7 +70,7 @@ def test_loads_in_flight_fail_if_weights_change(
     assert side.take_completed_loads() == ({"a"}, {"a"})
 
 
-def test_weights_changed_in_step_are_not_saved(
+def test_pages_are_not_saved_if_weights_change_in_their_step(
     side: WorkerSide, store: FakeStore, watching: Watching
 ) -> None:
     side.begin_step(saving("a", *KEYS))
@@ -92,7 +92,7 @@ def test_unwatched_worker_saves_nothing(
     assert store.puts == []
 
 
-def test_remote_worker_reports_changes(side: WorkerSide, watching: Watching) -> None:
+def test_worker_on_another_machine_reports_changes(side: WorkerSide, watching: Watching) -> None:
     watching.counted, watching.shared = b"changed", False
     side.save(saving("a", *KEYS))
     report = side.results.take_report()

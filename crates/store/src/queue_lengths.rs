@@ -1,5 +1,6 @@
-//! Lengths of the queues of all processes. Each process reports its own to the owner about every
-//! two seconds, as long as one is not zero, and once after.
+//! Lengths of the queues of all processes. Each process reports the lengths of its queues to the
+//! owner about every two seconds while a queue is not empty, and then until the owner has received
+//! a report of empty queues.
 
 use crate::client_id::ClientId;
 use parking_lot::Mutex;
@@ -53,7 +54,8 @@ impl QueueLengths {
     }
 }
 
-/// Adds `more`, as far as `sums` is long. A client may report any number.
+/// Adds `more` to `sums`, without the lengths for which `sums` has no place. Sums saturate, because
+/// a client may report any number.
 fn add(sums: &mut [u64], more: &[u64]) {
     sums.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
 }

@@ -1,4 +1,5 @@
-//! Two machines that share a remote: pages with a different layout are not delivered.
+//! Two machines that share a remote: pages of a different layout are misses, and pages of an
+//! equivalent layout are hits.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
