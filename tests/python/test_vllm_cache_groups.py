@@ -45,6 +45,7 @@ def present(pages: str) -> list[bool]:
     return [page == "x" for page in pages]
 
 
+# `tokens`, the length of the longest resumable prefix, is given in pages.
 @pytest.mark.parametrize(
     ("window", "state", "tokens"),
     [

@@ -4,9 +4,9 @@ use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::{fmt, io};
 
-/// The cause in an error of a connection: the process at the other end sends no answer, because it
-/// died or closed, or the connection failed. If this process is the owner, it may have executed the
-/// request before; the client then finds the next owner, or becomes the owner.
+/// The cause in an error which says that the process at the other end of a connection sends no
+/// answer: it died or closed, or the connection failed. An owner may have executed the request
+/// before it was lost; the client then finds the next owner, or becomes the owner.
 #[derive(Debug)]
 pub(crate) struct OwnerLost(io::Error);
 

@@ -11,6 +11,7 @@ use rustix::fs::Mode;
 use std::path::Path;
 use std::sync::Arc;
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

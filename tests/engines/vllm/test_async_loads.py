@@ -11,6 +11,7 @@ from probes import Digests, evict_after_match, fail_loads, slow_loads
 
 from ritornello.vllm.worker import WorkerSide
 
+# Tokens of a prompt of 300 tokens that vLLM can load: the full blocks before its last token.
 CLAIMED = 299 // BLOCK * BLOCK
 
 

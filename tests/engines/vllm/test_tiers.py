@@ -12,6 +12,7 @@ from harness import BLOCK
 
 from servers.vllm import connector
 
+# Tokens of a prompt of 300 tokens that vLLM can load: the full blocks before its last token.
 CLAIMED = 299 // BLOCK * BLOCK
 SEEDS = [301, 302]
 

@@ -88,7 +88,7 @@ pub struct StoreCore {
     copies: Copies,
     disk_calls: DiskCalls,
     counters: Counters,
-    /// Counts of the puts and gets of all processes.
+    /// Counts that all processes report: of puts, gets, avoided prefill and caches.
     transfers: TransferTotals,
     /// Lengths of the queues of all processes.
     queues: ReportedQueues,

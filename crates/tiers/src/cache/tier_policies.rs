@@ -12,7 +12,8 @@ pub enum WritePolicy {
     /// After this number of lookups by this process have found the page.
     Selective(u32),
     /// When the tier above is three quarters full and the dirty pages of this process use more than
-    /// a quarter of it, and at a flush.
+    /// a quarter of it, and at a flush. Pages for which the tier above has no room are written
+    /// immediately.
     WriteBack,
     /// Never; this process still reads pages that other processes wrote.
     Never,

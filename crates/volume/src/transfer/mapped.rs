@@ -5,8 +5,9 @@
 //! before the next. A write checksums a piece of the source and then copies it. A read copies a
 //! piece and then checksums the copy, because other processes may change the mapped bytes at any
 //! time. The second step reads from the first-level cache, at several times the speed of memory, so
-//! that checksums cost little. Exception: a read copies a part of a page whole if it has encoded
-//! slices, or if an earlier read delivered its beginning, and then checksums and decodes this copy.
+//! that checksums cost little. Exception: a read first copies a part of a page as a whole if the
+//! part has encoded slices, or if an earlier read has delivered the part's beginning to the target.
+//! From this copy each slice is verified, and then copied or decoded to the target.
 
 mod copy_threads;
 mod read;
