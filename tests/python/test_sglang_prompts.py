@@ -1,5 +1,5 @@
-"""The keys before a lookup's pages in their prompt, and the times of prefills, as observed on
-stand-ins for SGLang's classes.
+"""The keys that precede the pages of a lookup in their prompt, and the times of prefills, as
+observed on stand-ins for SGLang's classes.
 """
 
 import sys

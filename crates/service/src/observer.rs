@@ -29,12 +29,12 @@ pub(crate) struct Observation {
 
 type Look = dyn Fn() -> Result<Observed> + Send + Sync;
 
-/// Observes one store, by one observation at a time that is not abandoned, each on a separate
-/// thread. The first observation that hangs is abandoned after a minute, by the next request, which
-/// begins another observation: the path may lead to another disk by now, while the thread of the
-/// abandoned observation waits for the former disk. Each abandoned observation that still hangs
-/// doubles the time until the next is abandoned, so a disk that hangs for a day holds at most 11
-/// threads.
+/// Observes one store. At most one observation that is not abandoned runs at a time; each
+/// observation has a separate thread. The first observation that hangs is abandoned after a minute,
+/// by the next request, which begins another observation: the path may lead to another disk by now,
+/// while the thread of the abandoned observation waits for the former disk. Each abandoned
+/// observation that still hangs doubles the time until the next is abandoned, so a disk that hangs
+/// for a day holds at most 11 threads.
 pub(crate) struct Observer {
     access: Arc<StoreAccess>,
     /// Returns the state of the store. May wait without a limit.

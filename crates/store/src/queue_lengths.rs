@@ -1,6 +1,6 @@
 //! Lengths of the queues of all processes. Each process reports the lengths of its queues to the
-//! owner about every two seconds while a queue is not empty, and then until a report of empty queues
-//! is sent.
+//! owner about every two seconds while a queue is not empty, and then until a report of empty
+//! queues is sent.
 
 use crate::client_id::ClientId;
 use parking_lot::Mutex;

@@ -36,7 +36,7 @@ fn listing_skips_unreadable_directories() {
 }
 
 #[test]
-fn unmounted_directory_is_an_error() {
+fn root_that_is_no_directory_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("kv");
     let remote = DirectoryBackend::new(&root, "test");

@@ -1,5 +1,5 @@
-"""Checks the setting `tiers`, the list of a connector's tiers: engines manage the memory of GPUs,
-and some engines host memory, themselves, so the list must not name such memory.
+"""Checks the setting `tiers`, the list of a connector's tiers. Engines manage the memory of GPUs,
+and some engines also host memory: the list must not name memory that the engine manages.
 """
 
 from collections.abc import Sequence

@@ -27,21 +27,20 @@ COUNTERS = {
     "step_loads": "Loads that a step waited for before its first layer.",
     "apart_loads": "Asynchronous loads: no step waited for them, and other requests ran.",
     "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
-    "after them, exceeded the estimated time to compute without a load.",
+    "gate_regret_seconds": "Seconds by which loads that the gate had estimated, and the estimated "
+    "time to compute the remaining tokens, exceeded the estimated time to compute all tokens.",
     "saved_pages": "Pages stored, including pages that were already stored.",
     "saved_bytes": "Bytes written to the store.",
     "save_seconds": "Time that the engine spent handing pages over to be saved.",
     "failed_pages": "Pages that were to be loaded, could not be, and were computed instead.",
     "errors": "Failed operations, such as calls to the store.",
-    "ignored_retentions": "Requests to retain pages that the store's policy does not permit.",
+    "ignored_retentions": "Requests for retention that the store's policy does not permit.",
     "hook_seconds": "Time inside the connector's hooks, scheduler and worker together.",
     "step_seconds": "Time of the engine's steps, measured by the worker.",
     "steps": "Engine steps.",
 }
 REASONS = {
-    "missed_pages": "Probed pages, or pages that were to be loaded, that were not loaded, by "
-    "reason.",
+    "missed_pages": "Pages that were probed, or were to be loaded, and were not loaded, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "gate_decisions": "Decisions of the gate to load all, some or none of the found pages.",
     "prefetches": "Prefetches of objects from the remote, by outcome.",
