@@ -190,8 +190,8 @@ impl StoreCore {
         }
     }
 
-    /// Removes from the manifest the drained directories that hold no segment any longer, and their
-    /// copies and markers.
+    /// Removes from the manifest the drained directories that hold no segment any longer, and
+    /// deletes the copies and the markers in these directories.
     pub(super) fn retire_volumes(&self) -> Result<()> {
         let Some(change) = self.shape.change_by(Instant::now() + BACKGROUND_SYNC_TIMEOUT) else {
             return Ok(());
