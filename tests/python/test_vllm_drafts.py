@@ -164,7 +164,7 @@ def test_refused_draft_is_named_in_one_line(
 
 
 def test_draft_requires_async_loads(model: Path, draft: Path) -> None:
-    """vLLM runs the draft's layers after it has reported the outcome of the step's loads. A load
+    """The layers of a draft run after vLLM has reported the outcome of the step's loads. A load
     that arrives layer by layer would have to end before this report.
     """
     config = engine(model, speculative_config=speculation(draft))
