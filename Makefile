@@ -57,11 +57,12 @@ test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
 # `test-all` runs all suites, or its shard of them; `test` runs CORE_SUITES and `test-vllm`. Suites of
 # the core run one at a time, because some of them keep two processors busy at times. Most tests of
-# the core only wait, so suites of engines, which mostly keep one processor busy, run beside the
+# the core only wait, so the other suites, which mostly keep one processor busy, run beside the
 # suites of the core: two at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
-LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service lint-dependencies
-ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake test-serve-demo
+LONG_CORE_SUITES := test-fuzz test-rust-long test-python-long lint-dependencies
+OTHER_SUITES := test-vllm-long test-vllm test-sglang-long test-shared test-lmcache test-serve-demo test-device \
+	test-remote test-service test-sglang test-mooncake
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
@@ -69,7 +70,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv rocksdb build service-tools cargo-deny lint-dependencies wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
-	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache serve-demo bench bench-shared clean
+	$(CORE_SUITES) $(LONG_CORE_SUITES) $(OTHER_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache serve-demo bench bench-shared clean
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -195,7 +196,7 @@ endef
 # Runs the suites $(2), $(1) at a time.
 run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync=target $(addprefix timed-,$(2))
 
-# Builds the targets $(1), and then runs the suites $(2) of the core beside the suites $(3) of engines.
+# Builds the targets $(1), and then runs the suites $(2) one at a time beside the suites $(3).
 # All targets are built before the suites run, because two suites that run at a time may need the same
 # environment. Three targets are built at a time, because some fetch while others compile; `rust-tests`
 # is the first, because it takes longest.
@@ -209,7 +210,7 @@ test: ## all tests of the core, of Python and of vLLM, except long tests
 
 test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
 	@$(call build_and_run,packages build emulated $(ENGINES) s3 emulators service-tools cargo-deny,$(call \
-		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
+		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(OTHER_SUITES)))
 
 # The environments of all engines, without the package `ritornello`; and the sources of the other
 # tested release of vLLM, LMCache and SGLang.

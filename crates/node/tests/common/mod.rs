@@ -264,7 +264,10 @@ fn work(store: &Store, first: u64, pages: usize, count: u64) -> ! {
                 Ok(()) => say(name),
                 Err(error) => eprintln!("flush of {name}: {error:?}"),
             },
-            Ok(outcome) => eprintln!("put of {name}: {outcome:?}"),
+            Ok(outcome) => eprintln!(
+                "put of {name}: {} of {pages} pages, then {}",
+                outcome.pages, outcome.reason
+            ),
             Err(error) => eprintln!("put of {name}: {error:?}"),
         }
     }
