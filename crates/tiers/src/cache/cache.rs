@@ -203,7 +203,7 @@ impl Cache {
         check_sections(&scope, &control)?;
         let (tiers, first_tier) = (Arc::clone(&self.tiers), self.tiers.first());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
-        let loading = tiers.loads.begin(tiers.slowest_of(&scope, &keys), bytes);
+        let loading = tiers.loads.begin(tiers.fastest_with(&scope, &keys), bytes);
         if let Some(last) = keys.last() {
             self.promotions.cancel_last(PageHash::of(&scope.id(), last));
         }

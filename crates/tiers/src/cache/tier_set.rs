@@ -82,7 +82,7 @@ impl TierSet {
 
     /// Returns the fastest local tier that has all pages of `keys`; the slowest local tier if no
     /// tier has them all.
-    pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
+    pub(super) fn fastest_with(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) = self.local.split_last().map_or((self.first(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         let has_all =
