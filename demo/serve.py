@@ -39,7 +39,8 @@ FOLDER = ROOT / "build/serve-demo"
 STORED_PAGES = 112
 SEGMENT_BYTES = 4 << 20
 KV_BLOCKS = MAX_TOKENS // PAGE_TOKENS + 2
-# Number of complete sets of conversations, each with all its turns, before the first report.
+# The first report follows as many turns as this number of sets of `CONVERSATIONS` whole
+# conversations has. Some conversations are then still open.
 GENERATIONS = 2
 PAUSE_SECONDS = 3.0
 METRICS = "^ritornello_(hit|missed|evicted)_pages_total"

@@ -572,14 +572,15 @@ class Store:
         long as the slowest directory is expected to need, at most 60 s, but at least `least`.
         """
     def flush(self) -> None:
-        """Makes acknowledged puts and deletes durable. Raises RitornelloError, once, if an owner
-        died that had acknowledged puts or deletes since the last flush: repeat these puts and
-        deletes.
+        """Makes acknowledged puts and deletes durable. Raises RitornelloError, once, if puts or
+        deletes that were acknowledged since the last flush may be lost, because an owner died, or
+        reopened the store after a failed write or sync: repeat these puts and deletes.
         """
     def resize(self, capacity: str | int) -> None:
-        """Changes the capacity of a store in use. A smaller store keeps the most recently used
-        pages. Pass the new capacity to every later `open`: an owner resizes the store to the
-        capacity it is given.
+        """Changes the capacity of a store in use. A smaller capacity evicts pages in the order of
+        the eviction policy, and pages that find no other place or cannot be read now, but no page
+        that is leased or retained. Pass the new capacity to every later `open`: an owner resizes
+        the store to the capacity it is given.
         """
     def clear(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...

@@ -88,7 +88,7 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
             "the remote refuses access: give these credentials the right to read, write and list it",
         ),
         (None, _, Some(408 | 409 | 412 | 429)) => {
-            (ErrorKind::Retry, "the remote requests a later retry")
+            (ErrorKind::Retry, "the remote did not serve this request: a later retry may succeed")
         }
         // S3 reports a body that arrived too slowly as a bad request, which a retry may heal.
         (None, _, Some(400)) if text.contains("RequestTimeout") => {

@@ -1,5 +1,6 @@
-//! Errors of an owner that is alive but does not answer: it is stopped, frozen, in a debugger, or
-//! reopening its store after a failed write or sync.
+//! Errors of an owner that is alive but serves no page: it answers nothing, because it is stopped,
+//! frozen or in a debugger, or it refuses calls while it reopens its store after a failed write or
+//! sync.
 //!
 //! No other process can answer, so lookups miss and puts are skipped: an inference engine computes
 //! the missing pages, and is not delayed. A flush, a deletion, and other calls whose success would

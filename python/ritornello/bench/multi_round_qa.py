@@ -103,8 +103,8 @@ class MultiRoundQA:
             user, rounds = user + self.num_users, self.num_rounds
 
     async def _ask_rounds(self, driver: Driver, user: int, rounds: int, begin: float) -> float:
-        """Asks a user's questions, the first at `begin`. Returns when the next user may begin.
-        Times are seconds since the run began.
+        """Asks a user's questions, the first at `begin`. Returns the time at which the next user
+        may begin. Times are seconds since the run began.
         """
         name = f"user {self.init_user_id + user}"
         history = joined(

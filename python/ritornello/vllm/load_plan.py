@@ -40,7 +40,7 @@ NO_REPORT = WorkerReport()
 @dataclass(slots=True)
 class LoadInProgress:
     """A load of `tokens` tokens after the first `before`. `seconds`: the longest time that a worker
-    has reported; None before the first report. `failed`: it failed in part.
+    has reported; None before the first report. `failed`: a worker missed a page of it.
     """
 
     before: int

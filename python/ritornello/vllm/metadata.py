@@ -83,7 +83,7 @@ IDLE = StepMetadata()
 class WorkerReport:
     """Result of a step. `unsaved`: (request, group, first page) of pages to be saved again: of
     saves that failed and may be repeated, and of pages that a load did not fill. `failed`: requests
-    whose load failed in part. `unsupported_reason`: why this worker is not served. `prefill`: a
+    whose load missed a page. `unsupported_reason`: why this worker is not served. `prefill`: a
     measured prefill, as (tokens before it, tokens computed, seconds). `loads`: totals of measured
     reads, as (tier, bytes, seconds); a tier may have several. `load_seconds`: by request, the
     duration of its load or, for a load that arrives layer by layer, the time that the step waited

@@ -29,7 +29,8 @@ pub struct Shape {
     pub shift: usize,
 }
 
-/// Shapes whose numbers are all multiples of `word`, with pieces of 4 to 72 KiB.
+/// Shapes whose lengths, gaps and shifts in bytes are multiples of `word`, with pieces of 4 to
+/// 72 KiB.
 pub fn shapes(word: u32) -> impl Strategy<Value = Shape> {
     let piece = (4096 / word..=72 * 1024 / word).prop_map(move |words| words * word);
     let pieces = prop_oneof![

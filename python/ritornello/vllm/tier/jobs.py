@@ -109,7 +109,8 @@ class Jobs:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until all jobs are done, at most `seconds`; returns whether all jobs are done.
-        Every job has its own deadline, so the wait ends unless the kernel does not release memory.
+        Every job has its own deadline, so the wait ends unless the kernel does not end its I/O on
+        the memory of a job.
         """
         started = monotonic()
         logged = False
