@@ -107,7 +107,7 @@ def test_dropped_objects_live_until_transfer_of_closed_store_ends(l2: ObjectStor
     assert alive(references) == 0
 
 
-def test_bytes_are_passed_unchanged() -> None:
+def test_byte_array_that_owns_its_memory_is_returned_as_it_is() -> None:
     class Buffer:
         byte_array = b"x" * 8
 

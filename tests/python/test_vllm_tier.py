@@ -1,6 +1,6 @@
 """Our secondary tier of vLLM's offloading, without vLLM: lookups, loads and saves, with stores that
 cannot be opened, refuse pages, belong to another process, or were closed. A chunk is a page of
-vLLM's host tier.
+vLLM's host tier. The memory of the host tier is an array of rows; each row holds one chunk.
 """
 
 import os
@@ -93,7 +93,7 @@ def test_tokens_of_whole_loads_count_as_avoided_prefill(rig: TierHarness) -> Non
     assert avoided("load_micros")[0] > loaded
 
 
-def test_tokens_of_a_load_begin_after_the_tokens_before_it(rig: TierHarness) -> None:
+def test_tokens_before_a_load_are_position_of_its_first_chunk(rig: TierHarness) -> None:
     windows = offload_keys("a", 12, group=1)
     request = rig.begin("r", KEYS, windows)
     loaded = [windows[11], *KEYS[9:12]]
@@ -356,8 +356,8 @@ def test_weights_count_as_changed_until_host_tier_is_emptied(rig: TierHarness) -
     )
     rig.tier.end_step()
     counters.add(0)
-    # After a reset that empties only vLLM's cache, or that finds requests running, the weights
-    # still count as changed.
+    # After a reset that empties vLLM's prefix cache and not the cache of the connector (its host
+    # tier), or that finds requests running, the weights still count as changed.
     guard.on_reset("connector", False)
     rig.tier.reset()
     assert guard.changed()

@@ -48,8 +48,8 @@ impl Lookup {
     }
     /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
     /// computing all tokens that the engine lacks, without a load. `None` while the lookup is not
-    /// "ready", and if the lookup skipped the gate, no prefill was recorded yet, or no page was
-    /// found that the engine lacks.
+    /// "ready", and if the lookup skipped the gate, no prefill was recorded yet, the engine lacks
+    /// no tokens of the prompt, or no page was found that the engine lacks.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
         let seconds = |took: Duration| took.as_secs_f64();

@@ -14,7 +14,8 @@ use super::pieces::{List, Piece, Pieces};
 pub(super) struct AdaptiveReplacement {
     /// The list of pages put once and not used since, then the list of all other pages.
     lists: [List; 2],
-    /// Keys of the pages that were evicted from each of the lists.
+    /// For each list, the keys by which evictions from it are remembered: an eviction of several
+    /// pages at the end of a piece is remembered by the key of the first of these pages.
     ghosts: [Ghosts; 2],
     /// Target units of the list of pages put once and not used since.
     target: u64,

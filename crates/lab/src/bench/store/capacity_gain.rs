@@ -11,8 +11,9 @@ use ritornello_terminal::exit::Failure;
 use ritornello_terminal::open;
 use std::path::Path;
 
-/// Raw bytes put, divided by the bytes of the segments before these are rounded up to whole
-/// segments. Not all pages fit, even if a codec shortens them to a third.
+/// The store's segments hold the raw bytes put, divided by this number, and rounded up to whole
+/// segments. With four segments or more not all pages fit, even if a codec shortens them to a
+/// third.
 const CAPACITY_SHARE: u64 = 4;
 /// Minimum number of puts that fit into the store, so that the store evicts gradually.
 const PUTS_MIN: u64 = 8;

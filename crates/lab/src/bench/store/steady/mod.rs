@@ -161,7 +161,7 @@ impl Bench {
         let set: u64 = shapes.iter().map(Shape::total).sum();
         if set * u64::from(FRESH_SETS) > capacity / 4 * 3 {
             return Err(Failure::unusable(
-                "--total is too small for --steady: the store would evict while it is filled",
+                "--total is too small for --steady: the fresh store would evict while it is filled",
                 "--total 1GiB",
             ));
         }
@@ -231,7 +231,8 @@ impl Bench {
             put(movers, fresh.store(), set)?;
         }
         figures.get16_p99_us_idle = self.latency(fresh.store(), FRESH_SETS - 1, None, movers, 0)?.0;
-        // The number of further sets that fit into the fresh store without an eviction.
+        // A number of further sets that always fits into the fresh store without an eviction: the
+        // first sets take at most 75 % of the capacity ([`Bench::new`]), these at most 15 %.
         let room = (self.capacity / 20 * 3 / self.set_bytes()) as u32;
         let beside = Some(FRESH_SETS);
         let (writing, _) = self.latency(fresh.store(), FRESH_SETS - 1, beside, movers, room)?;
