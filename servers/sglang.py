@@ -29,7 +29,8 @@ def storage(**settings: Any) -> dict[str, Any]:
         "module_path": "ritornello.sglang",
         "class_name": "RitornelloStorage",
         "interface_v1": 1,
-        # By default SGLang only looks up 256 tokens or more.
+        # By default SGLang looks up a prompt in the storage only if its memory lacks 256 tokens or
+        # more.
         "prefetch_threshold": PAGE,
         **settings,
     }

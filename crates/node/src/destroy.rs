@@ -25,9 +25,10 @@ const FILES: [&str; 7] = [
 ];
 
 /// Removes the store in `path`: its files in all its directories, and directories that are empty
-/// afterwards. Other files stay. A volume whose directory lacks the marker, a file that names the
-/// store, is taken for absent, and the directory keeps all files. The manifest and then the lock
-/// file are removed last, so that an interrupted removal can be repeated.
+/// afterwards. Other files stay. The directory of an absent volume keeps all files. The directory
+/// `segments` in `path` loses its segments even without a marker of the store, unless it has
+/// another store's marker. The manifest and then the lock file are removed last, so that an
+/// interrupted removal can be repeated.
 ///
 /// # Errors
 /// `Invalid` if there is no store, another process owns it, this process has it open, or the store

@@ -19,8 +19,8 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::writer::{MakeWriter, OptionalWriter};
 use tracing_subscriber::prelude::*;
 
-/// The environment variable that chooses what is logged, and in which form: a level, or levels by
-/// crate, and the word `json`, such as `warn,ritornello_store=debug,json`.
+/// The environment variable that chooses what is logged, and in which form: any of a level, levels
+/// of crates, and the word `json`, such as `warn,ritornello_store=debug,json`.
 const VARIABLE: &str = "RITORNELLO_LOG";
 
 /// Set once the log is on standard error: whether lines are JSON.

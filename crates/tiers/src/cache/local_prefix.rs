@@ -127,7 +127,7 @@ impl LocalPrefix {
     }
 }
 
-/// Returns the answer of a tier; `None` if the tier did not answer.
+/// Returns the answer of a tier. Logs an error that is not `Invalid`, and returns `None` for it.
 ///
 /// # Errors
 /// `Invalid` for an invalid key.

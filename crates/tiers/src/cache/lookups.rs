@@ -148,8 +148,8 @@ impl Lookups {
         })
     }
 
-    /// Counts the lookup, records in the page table where the pages were found, and queues writes
-    /// to tiers with a selective write policy of the pages that were found often enough.
+    /// Counts the lookup, and records in the page table where the pages were found. Pages that were
+    /// found often enough are queued for writes to the tiers with a selective write policy.
     fn record(&self, pages: &PromptPages, spans: &[TierSpan], prefix: &LocalPrefix) {
         self.probed.add(pages.len() as u64);
         let mut at = 0;

@@ -18,8 +18,8 @@ from ritornello.vllm.weights.guard import WeightGuard
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Methods of vLLM's EngineCore. `CALL_METHODS` may change weights; `RESET_METHOD` and `ADMIT_METHOD`
-# are only observed.
+# Methods of vLLM's EngineCore that are wrapped: methods that may change weights (`CALL_METHODS`),
+# the reset of the prefix cache, and the admission of a request (`ADMIT_METHOD`).
 CALL_METHODS = ("collective_rpc", "add_lora")
 RESET_METHOD = "reset_prefix_cache"
 # vLLM's base class of connectors; its `reset_cache` does nothing.
@@ -38,8 +38,8 @@ class StepObserver(Protocol):
 
 class EngineHooks:
     """Hooks of one process. A guard is made while vLLM constructs an engine core, and is assigned
-    to the engine core whose hooked method is called next. Both are the same engine core, because
-    vLLM runs one engine core in a process at a time.
+    to the engine core whose hooked method is called next. The called engine core is the constructed
+    one, because vLLM runs one engine core in a process at a time.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,8 @@ class EngineHooks:
         return counters
 
     def _check_workers(self, core: Any) -> None:
-        """Lets the workers check their weights. A missing answer counts as a change."""
+        """Lets the workers check their weights. If this call fails, the weights count as changed.
+        """
         counters = self._counters.get(core)
         if counters is None:
             return

@@ -28,8 +28,9 @@ const FAILURES: [Code; 17] = [
     CUresult::CUDA_ERROR_EXTERNAL_DEVICE as Code,
 ];
 
-/// Time for which every query must fail before the context counts as failed. The engine's calls
-/// fail in this time too, so the engine uses no block to which a copy may still write.
+/// Time for which every query reported to [`Failure::note_query`] must fail before the context
+/// counts as failed. Moves then end with an error although their copies may still run. The engine
+/// cannot use their blocks, because its own calls to the context fail too.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Whether a context has failed, as far as its calls have shown.

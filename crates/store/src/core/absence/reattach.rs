@@ -270,7 +270,7 @@ impl StoreCore {
         state.apply_removals(removed, None).0
     }
 
-    /// Retires an absent volume: removes its runs from the index, durably.
+    /// Retires an absent volume: removes its runs and all runs after them from the index, durably.
     ///
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned. `Retry` if another change or the sync has
