@@ -208,8 +208,8 @@ def test_copy_mounted_over_store_is_opened(
 
 
 # Keeps a store open in a directory of a chroot. The root of the chroot is not a mount point, so the
-# kernel does not list the mount that contains it. For each line of input, prints how many of the
-# pages that this program put the store has, and whether the store is open.
+# kernel does not list the mount that contains it. For each line of input, prints how many of this
+# program's pages are in the store, and whether the store is open.
 CHROOT = """
 import logging, os, sys
 import numpy.random  # Imported before chroot: it loads modules, which the chroot lacks.

@@ -56,7 +56,7 @@ const PREFILL_NAMES: [&str; 4] = [
     "prefill_load_micros",
 ];
 const CACHE: usize = PREFILL + PREFILL_NAMES.len();
-/// Names of the counts of a cache: see [`CacheCounters`].
+/// Names of the counts of a cache: see [`CacheCounts`].
 const CACHE_NAMES: [&str; 14] = [
     "gate_decisions_all",
     "gate_decisions_some",
@@ -144,8 +144,8 @@ impl TransferCounts {
     }
 
     /// A load of `tokens` tokens that the engine did not compute, which took `load`. `prefill`: the
-    /// time that computing them would have taken. Without it the tokens count as untimed, and
-    /// `load` does not count, so that the sums of both times cover the same loads.
+    /// time that computing them would have taken. Without `prefill` the tokens count as untimed,
+    /// and `load` does not count, so that the sums of the two times cover the same loads.
     pub(crate) fn prefill_avoided(tokens: u64, prefill: Option<Duration>, load: Duration) -> Self {
         let mut counts = Self::one(PREFILL, tokens);
         match prefill {

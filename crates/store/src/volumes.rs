@@ -208,7 +208,8 @@ impl Directory {
     }
 
     /// Returns the store whose runs are in the segments of `dir`, according to the first run header
-    /// found near the beginning of a segment; `None` if no header is found.
+    /// found near the beginning of a segment. Without such a header, returns `None`, or the error
+    /// of a segment that could not be read.
     fn store_of_segments(&self, dir: &Path) -> io::Result<Option<[u8; 16]>> {
         let mut buffer = vec![0; SEARCH_BYTES];
         let names = self.medium.list(dir)?;
@@ -231,9 +232,9 @@ impl Directory {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Creates and marks the directories of a new store, and directories that were removed from
-    /// inside the main directory, which is the store's own directory. The caller writes the
-    /// manifest afterwards.
+    /// Creates and marks the directories of a new store. For any other store, does so with
+    /// directories that were removed from inside the main directory (the store's own directory).
+    /// The caller writes the manifest afterwards.
     ///
     /// # Errors
     /// `Invalid` if a directory holds a different volume, or belongs to another user; file-system

@@ -82,8 +82,8 @@ def test_servers_serve_what_the_other_computed(servers: list[SGLangServer]) -> N
     for server in servers:
         wait_until_shared(server, stored)
     for server, seed in ((two, 1), (one, 2)):
-        # A short prompt first loads eight pages, which the remote has in one object. The lookup of
-        # the whole prompt then begins after these pages, because SGLang has them in memory.
+        # A short prompt first loads eight pages, which the remote has in one object. SGLang then
+        # has these pages in memory, so it looks up only the later pages of the whole prompt.
         begin = 8 * PAGE
         short = server.generate(prompt(seed, begin + 8), 1)
         assert short.tokens["storage"] == begin

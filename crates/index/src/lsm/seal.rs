@@ -17,7 +17,8 @@ fn list(database: &Path) -> io::Result<(String, u64)> {
     Ok((name, length))
 }
 
-/// Records the manifest's length. A failure leaves the index unsealed but usable.
+/// Records the manifest's length. A failure is logged, and leaves the index usable, with the
+/// earlier seal or without a seal.
 pub(super) fn write(database: &Path, seal: &Path) {
     let written =
         list(database).and_then(|(name, length)| fs::write(seal, format!("{name} {length}\n")));

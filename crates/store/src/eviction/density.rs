@@ -50,8 +50,8 @@ const STEPS: u64 = 16;
 const REVIEW: u32 = 4;
 /// Factor by which the counts of a [`Kind`] decay at each computation of worths.
 const FADE: f32 = 0.985;
-/// Kinds of pages: put and not used since; put directly after used pages that no other pages
-/// follow, and not used since; used once; used more often; and put again soon after an eviction.
+/// Kinds of pages: put and not used since; the same, but put as the first continuation of used
+/// pages; used once; used more often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
 /// Number of low bits, in the note kept with an evicted key, that hold the page's kind. The other
