@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# The reason of puts that the store refuses while too many puts, or moves on a device, wait, and of
-# loads and saves that are skipped while a device's KV memory is not registered yet.
+# The reason of refused puts, while too many puts or moves on a device wait; and of skipped loads
+# and saves, while the KV memory of a device is not registered yet.
 BUSY = "busy"
 
 # Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.

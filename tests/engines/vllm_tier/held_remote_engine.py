@@ -23,7 +23,7 @@ LONG, LONG_ANSWER = [prompt(43 + number, 386) for number in range(3)], 60
 # Steps of a slow machine take seconds: a lookup with a time limit may end before the preemption.
 PREFETCH = "wait_complete"
 # If a lookup has returned the outcome of a prompt's last fetch, `ritornello.Cache` does not fetch
-# the prompt again until this time after the end of that fetch.
+# the prompt again within this time after the end of that fetch.
 OUTCOME_SECONDS = 5.0
 WAIT_SECONDS = 120.0
 

@@ -22,7 +22,7 @@ const PAGE_BITS: u32 = 16;
 pub(crate) const NUMBER_MAX: Number = (1 << RUN_BITS) - 1;
 
 const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
-/// Capacity of the smallest shard that is not empty.
+/// Minimum capacity of a shard that is not empty.
 const CAPACITY_MIN: usize = 16;
 
 /// Two slots that may belong to the same page.

@@ -9,8 +9,8 @@ use super::pieces::{List, Piece, Pieces};
 ///
 /// Johnson and Shasha, "2Q: A Low Overhead High Performance Buffer Management Replacement
 /// Algorithm", VLDB '94: the full version. The queue takes a quarter of the space; the keys of
-/// pages evicted from the queue are remembered, as long as these pages would take at most half of
-/// the space.
+/// pages evicted from the queue are remembered, for at most as many pages as fit into half of the
+/// space.
 #[derive(Debug)]
 pub(super) struct TwoQ {
     /// The queue of new pages, then the list in order of last use.

@@ -85,8 +85,8 @@ pub(crate) fn group_pages(page_bytes: u64) -> usize {
     1 << fitting.ilog2()
 }
 
-/// Returns the number of objects that one call reads or writes concurrently. The number falls with
-/// their length, because all of them are in memory.
+/// Returns the number of objects that one call reads or writes concurrently. The number is smaller
+/// for longer objects, because all of them are in memory.
 pub(super) fn concurrent_objects(page_bytes: u64) -> usize {
     let object_bytes = (page_bytes * group_pages(page_bytes) as u64).max(1);
     (CONCURRENT_BYTES / object_bytes).clamp(1, CONCURRENT_OBJECTS) as usize

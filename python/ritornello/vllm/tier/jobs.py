@@ -40,9 +40,9 @@ class TicketPart:
 @dataclass(slots=True)
 class Job:
     """A load or, if `load` is false, a put. `started`: a time of `monotonic`. `decision`: the
-    lookup with which the gate decided to load. `prompt`: two numbers of tokens. The second is the
-    number of tokens that the load spares the engine, the first the number of tokens of the prompt
-    before them.
+    lookup with which the gate decided to load. `prompt`: the number of tokens of the prompt before
+    the loaded tokens, and the number of tokens that the engine need not compute because of the
+    load.
     """
 
     number: int
