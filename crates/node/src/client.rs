@@ -244,7 +244,8 @@ impl Client {
         }
     }
 
-    /// Makes the calls that were deferred while the owner was silent.
+    /// Makes the calls that were deferred while the owner was silent. A call that fails is logged
+    /// and dropped, unless the owner is silent again: then it is deferred again.
     fn send_deferred(self: &Arc<Self>) {
         for call in self.liveness.take_deferred() {
             if let Err(error) = self.call(&call.request(), Instant::now() + DEFERRED_TIMEOUT) {

@@ -40,7 +40,8 @@ NO_REPORT = WorkerReport()
 @dataclass(slots=True)
 class LoadInProgress:
     """A load of `tokens` tokens after the first `before`. `seconds`: the longest time that a worker
-    has reported; None before the first report. `failed`: a worker missed a page of it.
+    has reported; None before the first report. `failed`: a worker reported that it failed, wholly
+    or in part.
     """
 
     before: int
@@ -225,8 +226,8 @@ class LoadPlan:
         return loads
 
     def _count_loaded(self, report: WorkerReport | None, loaded: Collection[str]) -> None:
-        """Counts the tokens of the loads that ended. A load that failed in part counts no tokens,
-        only its time.
+        """Counts the tokens of the loads that ended. A load that failed, wholly or in part, counts
+        no tokens, only its time.
         """
         if not self._in_progress:
             return
@@ -272,8 +273,8 @@ def _bytes_per_token(identity: Identity) -> int:
 
 
 def _loads_slower_than_computing(found: PrefixMatch) -> bool:
-    """Returns whether the gate estimates that the prefill takes longer with the load than without
-    it; False without an estimate.
+    """Returns whether the gate estimates that the load takes longer than computing the tokens after
+    the loaded pages; False without an estimate.
     """
     estimate = getattr(found.decision, "estimate", None)
     return estimate is not None and estimate[0] > estimate[1]
