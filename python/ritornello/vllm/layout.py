@@ -119,7 +119,7 @@ def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
 
 
 def _head_bytes(cache: CacheTensor, heads: int, blocks: int) -> int:
-    """Returns the bytes of one head if heads are contiguous in a block, else 0."""
+    """Returns the bytes of one head if each head is one contiguous range of a block, else 0."""
     shape, strides = tuple(cache.shape), tuple(cache.stride())
     if heads == 1:
         return cache.element_size() * prod(shape[1:]) * (shape[0] // blocks)

@@ -167,7 +167,7 @@ def _sized(
 ) -> "tuple[VllmConfig, str]":
     """Returns a copy of the engine's configuration in which the sizes of chunks and host memory are
     set, and a line for the log that states these sizes. Raises ValueError if the machine lacks the
-    host memory, if the memory has no room for a chunk, and if the processes of the engine might
+    host memory, if the memory has no room for a chunk, or if the processes of the engine might
     derive different sizes.
     """
     engines = vllm_config.parallel_config.data_parallel_size_local

@@ -23,7 +23,7 @@ const RENUMBER_AT: u32 = 1 << 31;
 /// Bytes that a retained run takes in a checkpoint, in addition to its [`RunImage`].
 const RETAINED_BYTES: usize = Retentions::bytes(1) - Retentions::bytes(0);
 
-/// Bytes of memory per retained run: leaves of a B-tree are at least half full.
+/// Maximum bytes of memory per retained run, because leaves of a B-tree are at least half full.
 const RETAINED_MEMORY: usize = 2 * size_of::<(Number, u64)>();
 
 const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };

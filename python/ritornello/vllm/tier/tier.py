@@ -162,8 +162,9 @@ class Tier:
         return LookupAnswer.MISS
 
     def batch_lookup(self, keys: Sequence[bytes], context: Context) -> list[bool]:
-        """Returns, for each key, whether its chunk is stored and leased for the request. Runs on
-        vLLM's lookup thread; waits for the owner of the store.
+        """Returns, for each key, whether its chunk is stored and leased for the request; with
+        several tiers False, because only `lookup` asks them. Runs on vLLM's lookup thread; waits
+        for the owner of the store.
         """
         if isinstance(self._lookups, CacheLookups):
             return [False] * len(keys)
@@ -326,8 +327,9 @@ class Tier:
 
     def _record_outcome(self, finished: FinishedJob) -> None:
         """Counts the tokens of a load, and its duration up to this step, as avoided prefill. Counts
-        no tokens unless every chunk was loaded, and nothing if the request has ended. If the gate
-        chose the load and every chunk was loaded, tells the gate the duration.
+        no tokens unless every chunk was loaded, and nothing if the request has ended or no chunk
+        belongs to a chained group. If the gate chose the load and every chunk was loaded, tells the
+        gate the duration.
         """
         job, is_whole = finished.job, all(finished.ok)
         if not job.load:
