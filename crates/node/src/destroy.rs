@@ -26,9 +26,9 @@ const FILES: [&str; 7] = [
 
 /// Removes the store in `path`: its files in all its directories, and directories that are empty
 /// afterwards. Other files stay. The directory of an absent volume keeps all files. The directory
-/// `segments` in `path` loses its segments even without a marker of the store, unless it has
-/// another store's marker. The manifest and then the lock file are removed last, so that an
-/// interrupted removal can be repeated.
+/// `segments` in `path` loses its segments even without a marker of the store, unless it has a
+/// marker of another store or format version. The manifest and then the lock file are removed last,
+/// so that an interrupted removal can be repeated.
 ///
 /// # Errors
 /// `Invalid` if there is no store, another process owns it, this process has it open, or the store

@@ -182,8 +182,8 @@ fn flush_succeeds_after_a_full_disk() {
 }
 
 /// Runs a short workload: puts, gets, flushes, a deletion, a dropped scope, evictions and
-/// maintenance. Flushes after every second put of a chained sequence. Returns the sequences of these
-/// puts, if the flush succeeded, each with the number of its stored pages.
+/// maintenance. Flushes after every second put of a chained sequence. Returns the sequences of
+/// these puts, if their flush succeeded, each with the number of its stored pages.
 fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let (scope, other) = (chained(64 << 10), unchained(5000));
     let mut flushed = Vec::new();

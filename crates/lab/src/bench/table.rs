@@ -192,8 +192,8 @@ fn prompt(number: usize) -> Vec<PageHash> {
     (0..PAGES).map(page).collect()
 }
 
-/// Calls `one` to warm up, then [`WALKS`] times. Returns the microseconds that the latter calls
-/// return.
+/// Calls `one` to warm up, then [`WALKS`] times. Returns the results of these [`WALKS`] calls, in
+/// microseconds.
 fn times(mut one: impl FnMut(usize) -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
     let times: Vec<f64> = (0..WALKS + WALKS / 10).map(&mut one).collect::<Result<_, _>>()?;
     Ok(times[WALKS / 10..].to_vec())

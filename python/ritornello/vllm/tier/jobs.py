@@ -41,8 +41,7 @@ class TicketPart:
 class Job:
     """A load or, if `load` is false, a put. `started`: a time of `monotonic`. `decision`: the
     lookup with which the gate decided to load. `prompt`: the number of tokens of the prompt before
-    the loaded tokens, and the number of tokens that the engine need not compute because of the
-    load.
+    the loaded tokens, and the number of tokens that the load spares the engine.
     """
 
     number: int
