@@ -92,7 +92,7 @@ def worker(model: Model, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 
 @pytest.mark.parametrize("name", watch.WORKER_METHODS)
-def test_announced_change_is_counted_twice(worker: Worker, name: str) -> None:
+def test_announced_change_is_counted_before_and_after(worker: Worker, name: str) -> None:
     getattr(worker, name)()
     assert worker.seen == [1]
     assert change_count() == 2

@@ -130,8 +130,8 @@ impl Move {
         ticket.end(result, done);
     }
 
-    /// Ends a move with an error. If the device is broken, it may still access the memory of the
-    /// move, which is therefore never freed.
+    /// Ends a move with an error. If the device is broken, never frees the move's memory: after a
+    /// close that gave up waiting ([`CLOSE_TIME`]), the device may still access this memory.
     fn fail(self, core: &Core, error: Error) {
         if core.is_broken() {
             std::mem::forget(Arc::clone(&self.table));

@@ -38,10 +38,10 @@ impl Store {
         let _ = self.catalog.report_decisions(&[decision.bounded()], 0);
     }
 
-    /// Counts `tokens` tokens of a request that were loaded in `load` and not computed; zero for a
-    /// load that failed. `prefill`: the estimated time to compute them, `None` without a
-    /// measurement: then the tokens are counted, and no times. Waits for nothing: counts are sent
-    /// to the owner about every two seconds.
+    /// Counts a load for a request, which took `load`: `tokens` is the number of tokens that were
+    /// loaded and not computed, zero if the load failed. `prefill`: the estimated time to compute
+    /// these tokens, `None` without a measurement: then the tokens are counted, and no times. Waits
+    /// for nothing: counts are sent to the owner about every two seconds.
     pub fn note_prefill_avoided(&self, tokens: u64, prefill: Option<Duration>, load: Duration) {
         self.count(&TransferCounts::prefill_avoided(tokens, prefill, load));
     }

@@ -42,7 +42,7 @@ impl CompletionQueue {
         Ok(Arc::new(Self { event: event()?, completed: Mutex::default() }))
     }
 
-    /// An eventfd, readable from a completion until the eventfd is read.
+    /// An eventfd, readable when a completion was added after the eventfd was last read.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()

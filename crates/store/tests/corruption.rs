@@ -14,9 +14,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Damage to one file. The numbers are positions in its used part, modulo the length of this part;
-/// in `Flip`, `Zero` and `Swap` the last number selects the bit, or the length of the changed
-/// range.
+/// Damage to a file. The numbers are positions, modulo the length of the part of the file that ends
+/// with the last byte that is not zero; in `Flip`, `Zero` and `Swap` the last number selects the
+/// bit, or the length of the changed range.
 #[derive(Clone, Debug)]
 enum Damage {
     Flip(u64, u8),
@@ -44,8 +44,8 @@ fn damage(path: &Path, damage: &Damage) {
     if length == 0 {
         return;
     }
-    // Most of a segment file is empty, so the change aims at the part before the last byte that is
-    // not zero.
+    // The end of a segment file is empty, so the change begins in the part that ends with the last
+    // byte that is not zero.
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(length, |at| at as u64 + 1);
     let at = |x: u64| (x % used) as usize;
     match damage {

@@ -17,16 +17,16 @@ def version() -> str:
 
 
 def block_layout(vllm_config: "VllmConfig", spec: Any) -> str:
-    """Returns the name of the layout of the blocks of the KV cache group with this `spec`, on CPUs,
-    for scopes.
+    """Returns the layout, as scopes name it, of the blocks of the KV cache group with this `spec`
+    on CPUs.
     """
     isa = _instruction_set(vllm_config, spec.block_size, spec.head_size)
     return f"vllm-{version()}/cpu/{isa}/{spec.block_size}/{dtype_name(spec.dtype)}"
 
 
 def device_block_layout(vllm_config: "VllmConfig", spec: Any) -> str:
-    """Returns the name of the layout of the blocks of the KV cache group with this `spec`, on GPUs,
-    for scopes.
+    """Returns the layout, as scopes name it, of the blocks of the KV cache group with this `spec`
+    on GPUs.
     """
     chosen = packing(vllm_config)
     return f"vllm-{version()}/{chosen}/{spec.block_size}/{dtype_name(spec.dtype)}"

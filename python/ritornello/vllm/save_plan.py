@@ -73,8 +73,8 @@ class SavePlan:
         """
         state.saved = list(match.found.stored) if match else [0] * len(self._epoch.identity.groups)
         if state.options.retain:
-            # The last stored page is put again, because a put with a retention protects its page
-            # and all pages before its page.
+            # The last stored page is put again, because a put with a retention protects the page
+            # that it puts, and all pages before this page.
             state.saved = [max(pages - 1, 0) for pages in state.saved]
 
     def plan(self, step: Step) -> StepSaves:

@@ -1,5 +1,5 @@
-"""Models whose layers do not all have full attention: some with sliding windows, or latent
-attention.
+"""Two kinds of models: some layers with sliding windows and some with full attention, or all layers
+with latent attention.
 """
 
 import pytest

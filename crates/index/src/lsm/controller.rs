@@ -136,8 +136,8 @@ impl Controller {
         self.counts.ranges.fetch_add(ranges, Relaxed);
     }
 
-    /// Whether a window is full; if not, [`Controller::decide`] has no effect. `false` while
-    /// another thread holds the lock.
+    /// Whether the current window is full; if not, [`Controller::decide`] has no effect. `false`
+    /// also while another thread holds the lock.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let Some(state) = self.state.try_lock() else { return false };

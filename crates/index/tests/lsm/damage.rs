@@ -111,7 +111,7 @@ fn damaged_database_is_repaired_or_dropped() {
 /// the bytes of all files count towards the budget. The open truncates or removes such files if
 /// they are too long.
 #[test]
-fn long_foreign_files_do_not_take_budget() {
+fn overlong_files_do_not_take_budget() {
     const LENGTH: u64 = 8 << 20;
     let dir = tempfile::tempdir().unwrap();
     fill(&open(dir.path()), 0..300);

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 #[schema(pattern = "^([0-9a-fA-F]{2}){8,64}$")]
 pub(super) struct HexKey(String);
 
-/// Converts the keys of a request.
+/// Converts the keys of a request. Does not check their lengths.
 ///
 /// # Errors
 /// 400 for more than [`KEYS_MAX`] keys, or a key that is not an even number of hexadecimal digits.

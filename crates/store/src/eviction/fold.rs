@@ -4,8 +4,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 pub(super) type Folding = BuildHasherDefault<Fold>;
 
-/// Hashes a number by one multiplication: the two halves of the 128-bit product are combined. This
-/// hash is enough for run ids, which are consecutive, and for keys, which are hashes.
+/// Hashes a number by one multiplication: the hash is the XOR of the two halves of the 128-bit
+/// product. This is enough for run ids, which are consecutive, and for keys, which are hashes.
 #[derive(Debug, Default)]
 pub(super) struct Fold(u64);
 

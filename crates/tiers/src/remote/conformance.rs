@@ -11,8 +11,9 @@ use std::thread;
 pub struct Check {
     /// The property that must hold.
     pub what: &'static str,
-    /// How the backend violates the property; `None` if no violation was found. If `list` or
-    /// `delete` fails, the properties of listing and deletion are not examined further.
+    /// How the backend violates the property; `None` if no violation was found. The check of
+    /// listing and deletion ends without a violation if `list`, or the first `delete`, fails: a
+    /// backend may lack both.
     pub failure: Option<String>,
 }
 
