@@ -67,7 +67,7 @@ class Bench:
     deadline: float
     report: Report
     progress: Progress
-    # The longest time that a set-up has taken for each length of history that it measures. A
+    # The most seconds that a set-up has taken so far per length of history that it measured. A
     # history is the tokens of a conversation before the first question.
     longest_s: float = 0.0
 

@@ -66,7 +66,7 @@ def watch_transfers() -> None:
 
 
 def hashes_of(operation: Any, page_tokens: int) -> list[str]:
-    """Returns the page hashes of an operation that SGLang has not looked up yet."""
+    """Computes the page hashes of an operation before SGLang looks up its pages."""
     from sglang.srt.mem_cache.utils import get_storage_hash_str
 
     tokens, last = operation.token_ids, operation.last_hash

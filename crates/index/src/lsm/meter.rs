@@ -228,7 +228,7 @@ impl Meter {
     }
 }
 
-/// Runs a call, and returns RocksDB's counters of this thread.
+/// Runs `call`. Returns what RocksDB counted for it in this thread, and its result.
 fn timed<T>(call: impl FnOnce() -> T) -> (PerfContext, T) {
     let mut perf = PerfContext::default();
     perf.reset();
