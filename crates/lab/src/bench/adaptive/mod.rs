@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `args` | command-line arguments |
 //! | `part` | one variant, in a separate process |
-//! | `hits` | hit rates of the store and of two other ways to keep pages, without an index |
+//! | `hits` | hit rates of replays without an index: store, a file for each page, memory |
 //! | `report` | rows and tables |
 //! | `chart` | charts |
 
