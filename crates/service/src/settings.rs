@@ -30,8 +30,8 @@ impl Settings {
     /// Checks the settings.
     ///
     /// # Errors
-    /// `Invalid` if there are no stores, too many, or two with the same directory, for a malformed
-    /// host name, and for an address that other machines can reach without tokens.
+    /// `Invalid` if there are no stores, too many, or two with the same directory, if a host name
+    /// is malformed, or if other machines can reach `address` and there are no tokens.
     pub(crate) fn check(&self) -> Result<()> {
         if self.stores.is_empty() {
             return Err(Error::invalid("the service has no stores: name at least one directory"));

@@ -33,8 +33,8 @@ POLL_SECONDS = 0.003
 # Maximum time that a lookup waits for a remote. The cache's prefetch policies (the setting
 # `prefetch`) end the wait for the pages of one pool after at most 30 seconds.
 WAIT_SECONDS = 35.0
-# Time after the beginning of the first lookup of a window, after which no lookup of the windows of
-# shorter prefixes begins.
+# Time after the beginning of the first round of lookups of windows, after which no further round
+# begins.
 WINDOWS_SECONDS = 1.0
 # The first round of lookups is for the window of the longest prefix only. Each later round adds the
 # windows of up to `WINDOWS_STEP` shorter prefixes. In each pool these windows together have at most

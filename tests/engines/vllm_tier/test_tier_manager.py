@@ -143,7 +143,7 @@ def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
 def test_failed_shutdown_raises_and_ends_lookups(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the shutdown of a tier raises an error, vLLM keeps the host tier's memory."""
+    """A failed shutdown must raise its error: only then does vLLM keep the host tier's memory."""
     tier = made(tmp_path, host)
     assert tier._tier is not None
     inner, ended_lookups = tier._tier, []

@@ -104,7 +104,8 @@ impl Reservations {
     }
 
     /// Removes a client. The client's reservations are withheld until the process is proven dead,
-    /// or a client with its name, or the owner's process, aborts them. Returns their pages.
+    /// or a client with its name, or the owner's process, aborts them. Returns the pages that these
+    /// reservations were for.
     pub(super) fn disconnect(&mut self, client: ClientId) -> Vec<PageHash> {
         let name = self.clients.remove(&client).unwrap_or_default();
         let mut pages = Vec::new();

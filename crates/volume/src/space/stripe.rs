@@ -5,9 +5,9 @@ use super::shape::{LONG_PAGE_UNITS, RunShape};
 use super::{RUN_EXTENTS_MAX, Space, Volume};
 use ritornello_format::{Extent, PIECE_UNITS};
 
-/// Maximum number of volumes over which a page is divided. The number of the page's pieces is a
-/// multiple of this number of volumes. Over 17 volumes the longest page, 512 MiB, would have 34
-/// pieces, more than [`PIECES_MAX`].
+/// Maximum number of volumes over which a page is divided. A page has equally many pieces on each
+/// of its volumes: over 17 volumes the longest page, 512 MiB, would have 34 pieces, more than
+/// [`PIECES_MAX`].
 const STRIPES_MAX: usize = 16;
 /// Maximum pieces of one page. A page that needs more pieces is placed as pages of up to 16 MiB
 /// are. On some numbers of volumes, pages longer than 352 MiB need more pieces: 512 MiB on three

@@ -26,7 +26,8 @@ pub struct SalvagedRun {
 impl Segments {
     /// Searches every unit of a segment for run headers. Passes to `found` each run whose header
     /// names the position where it was found, and whose place holds at least one page. Returns the
-    /// number of bytes that could not be read.
+    /// number of bytes that could not be read, with the bytes that a file shorter than a segment
+    /// lacks.
     ///
     /// # Errors
     /// `Retry` if the segment cannot be opened, if its volume has stalled, or if `control` stopped
