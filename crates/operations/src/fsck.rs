@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Pages that fail verification or cannot be read are listed, and removed from the index with the pages
-that follow them; gets never deliver them. Pages in absent directories are not read, and stay. Exit
-code 0: clean; 1: some pages failed or could not be read, or opening the store repaired damage.
+Pages that fail verification or cannot be read are listed, and removed from the index, in chained
+scopes with the pages that follow them; gets never deliver them. Pages in absent directories are not
+read, and stay. Exit code 0: clean; 1: some pages failed or could not be read, or opening the store
+repaired damage.
 
 --salvage then searches all segments for pages missing in the index (because it was damaged or
 deleted) and restores the pages that verify. Dropped scopes stay dropped.

@@ -61,7 +61,7 @@ fn line(decision: &Decision, now: u64) -> String {
             format!("{pages} pages looked up; the request waits for a remote or another tier")
         }
         DecisionOutcome::NotCacheable => {
-            format!("{pages} pages, none to load: the request must not load pages now")
+            format!("{pages} pages, none to load: the request must not load pages")
         }
         DecisionOutcome::Failed => "the lookup failed: see the engine's log".to_owned(),
     };

@@ -91,7 +91,7 @@ fn options_on(dir: &Path, volumes: usize) -> Options {
 }
 
 #[test]
-fn no_damage_returns_wrong_bytes() {
+fn damage_never_delivers_wrong_bytes() {
     for (volumes, cases) in [(1, 30), (2, 25), (4, 25)] {
         damage_randomly(volumes, cases);
     }

@@ -75,9 +75,9 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// An eviction cuts pages off the end of a piece of a run: the units that are still to be
-    /// freed, rounded up to a multiple of `chunk_units` and then to whole pages. It cuts the whole
-    /// piece if fewer than `chunk_units` or fewer than the requested units would remain.
+    /// A policy of an empty store. Each victim is the end of a piece of a run: as many units as are
+    /// still to be freed, rounded up to a multiple of `chunk_units` and then to whole pages; or the
+    /// whole piece, if fewer than `chunk_units` or fewer than the requested units would remain.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),
