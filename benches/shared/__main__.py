@@ -67,8 +67,8 @@ class Bench:
     deadline: float
     report: Report
     progress: Progress
-    # The most seconds that a set-up has taken so far per length of history that it measured. A
-    # history is the tokens of a conversation before the first question.
+    # Maximum, over the set-ups so far, of the seconds per length of history that a set-up measured.
+    # A history is the tokens of a conversation before the first question.
     longest_s: float = 0.0
 
     def run(self, plan: list[Setup]) -> None:
