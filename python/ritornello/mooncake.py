@@ -43,7 +43,7 @@ class Mooncake:
         segment: str = "0",
         local_buffer: str = str(128 << 20),
     ) -> None:
-        """`segment`: bytes of this process's memory that it contributes to the store."""
+        """`segment`: bytes of memory that this process contributes to Mooncake's store."""
         # An address with a scheme is the address of an etcd server, which names the current master.
         # Such an address is not checked.
         if "://" not in master:
@@ -74,7 +74,7 @@ class Mooncake:
             self.buffers.put(buffer)
 
     def get(self, name: str, start: int, stop: int | None) -> bytes | None:
-        """Returns `value[start:stop]`, or None if there is no value."""
+        """Returns bytes `start` to `stop` of the value of `name`, or None if it has no value."""
         size = self.store.get_size(name)
         if size in ABSENT:
             return None

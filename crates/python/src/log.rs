@@ -19,7 +19,8 @@ pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
         started = log.as_ref().map(|log| (log.queue, log.level));
         log
     });
-    // Imports may let other threads run, which may wait for the initialization above.
+    // Import after the initialization: an import may release the interpreter to a thread that waits,
+    // attached to it, for the end of the initialization.
     let Some((queue, level)) = started else { return Ok(()) };
     let level = level.map(|level| python_level(&level));
     let imported = py.import("ritornello.core_log");
@@ -44,7 +45,8 @@ pub(crate) fn take_log_line(py: Python<'_>) -> Option<LineValues> {
     Some((python_level(&level), target, message, fields, time, thread, file, line))
 }
 
-/// Ends the log: later lines go to standard error. With `print`, the lines that wait do too.
+/// Ends the log: later lines go to standard error. With `print`, the lines that wait do too;
+/// without, [`take_log_line`] still returns them.
 #[pyfunction]
 #[pyo3(signature = (*, print=false))]
 pub(crate) fn end_log(py: Python<'_>, print: bool) {

@@ -35,7 +35,7 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "retry", message)
     }
 
-    /// The error in a sentence.
+    /// The error, its context, and the remedy.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }

@@ -37,8 +37,8 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class Job:
-    """A put or get in progress. `ok[i]`: item `i` is stored, or filled and verified. `pending`:
-    tickets that are not done.
+    """A put or get in progress. `ok[i]`: in a put, item `i` is stored; in a get, its memory is
+    filled with verified bytes. `pending`: number of tickets that are not done.
     """
 
     number: int

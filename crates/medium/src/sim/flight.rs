@@ -47,7 +47,8 @@ impl InFlight {
         landed
     }
 
-    /// Applies to `left` the sectors of the writes in flight that survive a power loss.
+    /// Writes to `left`, the file after a power loss, the sectors of the writes in flight that
+    /// survive this loss.
     pub(super) fn survive(&self, left: &mut Sparse, chance: &mut Chance) {
         self.0.iter().for_each(|change| change.survive(left, chance));
     }

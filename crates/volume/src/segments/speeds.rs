@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Minimum bytes of a transfer that counts as a measurement: a shorter transfer spends too much of
-/// its time waiting for the first operations.
+/// Minimum bytes that a transfer moves on a volume to count towards a measurement of the volume: a
+/// shorter transfer spends too much of its time waiting for the first operations.
 const TRANSFER_BYTES_MIN: u64 = 8 << 20;
-/// Minimum bytes of a measurement, which is the sum of consecutive transfers: other work of the
-/// machine disturbs a shorter measurement.
+/// Minimum bytes of a measurement, which sums consecutive transfers of one volume and direction:
+/// other work of the machine disturbs a shorter measurement.
 const MEASURED_BYTES_MIN: u64 = 128 << 20;
 /// Percentage of a transfer's time for which each lane of the busiest volume computes, on average.
 /// A lane computes while it does not wait for I/O; the busiest volume is the volume whose lanes

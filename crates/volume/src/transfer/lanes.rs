@@ -177,7 +177,8 @@ pub(super) fn in_flight<R: MovedRun>(segments: &Segments, runs: &[R]) -> usize {
     segments.in_flight_bytes * volumes_of(runs).len().clamp(1, LANES_MAX)
 }
 
-/// Distributes runs over lanes, up to `per_volume` for each volume.
+/// Distributes runs over lanes: up to `per_volume` lanes for each volume, with `in_flight` bytes in
+/// flight on it, and further lanes for runs on several volumes.
 fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<Lane> {
     let lane = |of_lane: Vec<usize>, volumes: &BTreeSet<u8>, in_flight| Lane {
         bytes: of_lane.iter().map(|run| runs[*run].bytes()).sum(),

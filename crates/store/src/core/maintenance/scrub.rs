@@ -41,8 +41,8 @@ impl Default for Scrub {
 impl StoreCore {
     /// Verifies the next run, if it is due. A pass visits the runs that were stored when it began
     /// and are not in absent space, in the order of their puts. The first pass after a restart
-    /// begins at a run that depends on the owner epoch. Returns the maximum time until the next
-    /// call: a call before the next run is due verifies nothing.
+    /// begins at a run that depends on the owner epoch. Returns the time until the next run is due,
+    /// or [`IDLE_PAUSE`]; an earlier call verifies nothing.
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.lifecycle.is_poisoned() {
