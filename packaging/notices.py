@@ -50,9 +50,10 @@ list come the texts of their licenses, each once, with the crates that have this
 
 
 def license_files(crate: dict[str, Any]) -> list[Path]:
-    """Returns the files of a crate that must be delivered. If a crate offers the Apache License,
-    these are that license, whose text many crates share, the file NOTICE, which the license
-    requires, and files in folders, which concern parts of the crate.
+    """Returns the license files of a crate that must be delivered. For a crate that may be used
+    under the Apache License and has its text, these are this text, which many crates share, the
+    file NOTICE, which the license requires, and license files in folders, which concern parts of
+    the crate.
     """
     given = LICENSES / crate["name"].split("-")[0]
     if given.exists():

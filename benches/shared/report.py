@@ -161,8 +161,8 @@ class Report:
         self, back: Sequence[Record], other: Run | None, history: int, run: Run
     ) -> Interval | None:
         """Returns the mean TTFT of `back`, the answered questions of `run` with a history, divided
-        by the mean TTFT of such questions in `other`. Counts only users with answers in both. None
-        if `other` has no such answers, or is `run`.
+        by the mean TTFT of such questions in `other`. Counts only sessions with such questions in
+        both runs. None if `other` has no such questions, or is `run`.
         """
         theirs = _returning(self._records(other, history))
         if not theirs or other is run:
@@ -281,7 +281,7 @@ def answer_differences(
 
 def paired(*runs: Sequence[Record]) -> list[Groups]:
     """Returns the TTFTs of each run by session, in the same order of sessions for all runs. Leaves
-    out sessions without an answer in one of the runs.
+    out a session that has no answer in some run.
     """
     of = [{session[0].session: session for session in sessions(run)} for run in runs]
     both = sorted(set.intersection(*(set(one) for one in of)))

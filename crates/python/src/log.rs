@@ -19,8 +19,8 @@ pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
         started = log.as_ref().map(|log| (log.queue, log.level));
         log
     });
-    // Import after the initialization: an import may release the interpreter to a thread that waits,
-    // attached to it, for the end of the initialization.
+    // Import after the initialization: an import may release the interpreter to a thread that then
+    // waits, attached to it, for the end of the initialization.
     let Some((queue, level)) = started else { return Ok(()) };
     let level = level.map(|level| python_level(&level));
     let imported = py.import("ritornello.core_log");

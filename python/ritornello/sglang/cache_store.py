@@ -38,12 +38,11 @@ UNKNOWN_PARENT = bytes(32)
 
 @dataclass(slots=True)
 class Leased:
-    """A piece whose pages are leased until SGLang has read them. `last`: the key of its last page.
-    `reads`: the number of gets of the page `last` that are still to come, one for each scope of the
-    main pool and of the side pools whose policy is not `GROUPS`. The last of these gets ends the
-    leases.
-    `hit`: the lookup with the gate's decision about the piece; None if the gate did not decide.
-    `at`: when the leases began. `began`: when the first read began.
+    """A piece whose pages are leased until SGLang has read them. `last`: the key of the last of
+    these pages. `reads`: the number of gets of the page `last` that are still to come, one for each
+    scope of the main pool and of the side pools whose policy is not `GROUPS`. The last of these
+    gets ends the leases. `hit`: the lookup with the gate's decision about the piece; None if the
+    gate did not decide. `at`: when the leases began. `began`: when the first read began.
     """
 
     last: bytes

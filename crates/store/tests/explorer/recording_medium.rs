@@ -113,7 +113,7 @@ impl RecordingMedium {
         self.recorder.lock().failing_open = Some(nth);
     }
 
-    /// Cancels [`Self::fail_open`]. Returns whether no open failed.
+    /// Cancels [`Self::fail_open`]. Returns whether its open was still to come.
     pub fn heal_open(&self) -> bool {
         self.recorder.lock().failing_open.take().is_some()
     }
