@@ -66,8 +66,8 @@ class Kind:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-# The engines in the order in which they run, the most informative first, because the budget may not
-# suffice for all engines.
+# The engines in the order in which they run, the most informative first, because the time budget
+# may not suffice for all engines.
 KINDS = {
     "none": Kind(connector="", own_answers=True),
     "own": Kind(store="own", own_copies=True),
@@ -88,7 +88,8 @@ class Bench:
     """The model, the prompts, and the folders of the engines' files. `config`: the model's
     `config.json`. `prompts`: the name and the number of tokens of each prompt. `out`: the folder of
     the report and the logs. `folder`: a folder on the disk to measure. `weights`: the folder of the
-    model. `memory`: a folder in /dev/shm. `deadline`: the end of the budget, of `time.monotonic`.
+    model. `memory`: a folder in /dev/shm. `deadline`: the `time.monotonic` at which the time
+    budget ends.
     """
 
     config: dict[str, Any]

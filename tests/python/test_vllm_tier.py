@@ -581,7 +581,7 @@ def test_log_names_row_larger_than_half_the_store(where: Path, core_log: CoreLog
     rig.tier.close()
 
 
-def test_row_of_these_tests_holds_a_memory_page() -> None:
+def test_row_of_these_tests_is_at_least_a_memory_page() -> None:
     assert ROW % 4096 == 0
     assert os.sysconf("SC_PAGE_SIZE") <= ROW
 

@@ -1,4 +1,4 @@
-"""Settings of the tier, besides `type` and `module_path`."""
+"""Settings of our secondary tier of vLLM's offloading, besides `type` and `module_path`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
