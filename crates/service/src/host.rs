@@ -35,7 +35,8 @@ impl Hosts {
     /// translated address may have another port.
     ///
     /// # Errors
-    /// 400 without exactly one valid Host header; 421 for a name of another service.
+    /// 400 without exactly one valid Host header; 421 if this header, or an authority in the
+    /// request's target, does not name this service.
     pub(crate) fn check(
         &self,
         headers: &HeaderMap,

@@ -97,8 +97,8 @@ impl Observer {
     }
 
     /// Returns an observation that ended at most [`OBSERVATION_SHARED`] ago or during the call, or
-    /// after [`OBSERVATION_TIMEOUT`] a failed observation. Begins an observation if there is none so
-    /// recent, and none is in progress.
+    /// after [`OBSERVATION_TIMEOUT`] a failed observation. Begins an observation if none has ended
+    /// so recently and none is in progress.
     pub(crate) async fn current(self: &Arc<Self>) -> Arc<Observation> {
         self.within(OBSERVATION_TIMEOUT).await
     }

@@ -57,8 +57,8 @@ pub struct IoReport {
     /// Why a better mode is not in use, or why a mapped store has no huge pages; empty if
     /// `io_uring` is in use, or if huge pages are available to a mapped store.
     pub why: String,
-    /// Names of file systems: of the directories that passed the self-test, then of directories that
-    /// were added or returned later (empty if unusable). A position is not a volume number.
+    /// Names of file systems: of the directories that passed the self-test, then of directories
+    /// that were added or returned later (empty if unusable). A position is not a volume number.
     pub file_systems: Vec<String>,
     /// Whether all directories are accessed without the page cache.
     pub direct: bool,
