@@ -436,6 +436,6 @@ def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
 
 accept_defaults(RitornelloStorage, HiCacheStorage)
 # If SGLang was started without a storage, its weights may have been updated before this module
-# observed updates.
+# observed updates, so begin an epoch.
 if updates.watch(*WATCHED) and not storage_named_at_start():
     updates.begin()

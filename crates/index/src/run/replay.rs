@@ -112,9 +112,8 @@ impl Restored {
         }
     }
 
-    /// Restores the attachments. Returns the runs whose parent page does not exist. In the part of
-    /// the journal that was not read, the parent was inserted, or the parent and these runs were
-    /// removed.
+    /// Restores the attachments. Returns the runs whose parent page does not exist: a part of the
+    /// journal that was not read inserted the parent, or removed the parent and these runs.
     fn attach(&mut self) -> Vec<Number> {
         let mut orphans = Vec::new();
         for (child, parent, page) in std::mem::take(&mut self.links) {

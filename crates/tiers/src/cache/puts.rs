@@ -16,13 +16,13 @@ type Spill = Box<dyn FnOnce(usize, StagedPages) + Send>;
 
 impl Cache {
     /// Starts to put pages `first..` of a prompt. `source` must not change until the ticket is
-    /// done. `keys` holds the keys of the prompt, starting at its first page. A caller that lacks
-    /// the earlier keys passes the key of the preceding page as `options.parent`; in a chained
-    /// scope such pages are not written to a remote. The first tier is written immediately, and the
-    /// ticket reports this write; lower tiers are written in the background according to their
-    /// policies. Pages that the first tier has no space for are written from staging to the
-    /// write-through tiers, and to the second tier if it is write-back; they are skipped if staging
-    /// is more than half full.
+    /// done. `keys` holds the keys of the prompt, starting at its first page. A caller that knows
+    /// only later keys of the prompt passes the key of the page before them as `options.parent`; in
+    /// a chained scope the pages of such a put are not written to a remote. The first tier is
+    /// written immediately, and the ticket reports this write; lower tiers are written in the
+    /// background according to their policies. Pages that the first tier has no space for are
+    /// written from staging to the write-through tiers, and to the second tier if it is write-back;
+    /// no tier gets these pages if staging is more than half full.
     ///
     /// # Errors
     /// `Invalid` for invalid keys or page lengths, or if `first` exceeds the number of keys;

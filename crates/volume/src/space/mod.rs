@@ -270,7 +270,7 @@ impl Space {
     /// which the last allocation found no space or, if it recorded no volume, the first volume
     /// of the allocation order. If this volume cannot grow, the volume with the smallest number of
     /// segments in proportion to its share, among the volumes that can grow, takes its place.
-    /// `None` if no volume can grow.
+    /// `None` if no volume can grow, or the numbers of the volume's segments are used up.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let order = self.order();
