@@ -100,9 +100,9 @@ impl Prefetcher {
         Some(prefetch)
     }
 
-    /// Cancels the prefetch of a prompt, and releases the leases of a complete prefetch. Returns
-    /// whether the prefetch was queued or running. The thread of a running prefetch counts the
-    /// cancellation.
+    /// Cancels the prefetch of a prompt and returns true, if it is queued or running; the thread
+    /// that runs it counts the cancellation. If the prefetch has ended, releases its leases and
+    /// returns false.
     pub(super) fn cancel(&self, name: PageHash) -> bool {
         let mut known = self.known.lock();
         let Some(found) = known.get(&name).cloned() else { return false };
