@@ -78,8 +78,8 @@ pub struct FsckArgs {
 #[command(after_help = "\
 An object is as old as the youngest object that continues its prompt: ends of prompts are removed
 before beginnings, and objects whose predecessor is missing are removed first. Ages are by the
-remote's clock. If no object can be removed, objects are only listed; otherwise their headers are
-read.
+remote's clock. If no object was written before --max-age and all objects fit --budget, objects are
+only listed; otherwise the headers of all objects are read.
 
 The command may run while engines or another gc run: a removed object costs hits, and is written
 again when its pages are computed again. Objects younger than --grace are kept.
