@@ -25,8 +25,8 @@ Moment: TypeAlias = float | datetime
 # Encoding of pages: none ("raw"), lossless ("split", "zstd"), or with rounding ("int8", "int4").
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
 # Which of the found pages are to be loaded. "auto": the number of leading pages with the shortest
-# estimated time to load them and to compute the rest of the prompt, none if this saves less than
-# 5 %, and all while no prefill was recorded. "always": all; "never": none.
+# estimated time to load them and to compute the rest of the prompt; none, if this saves at most 5 %
+# of the time to compute; all, while no prefill was recorded. "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
 # A decision about the pages of a request: to load pages ("loaded"); to compute found pages, because
 # the gate chose so ("declined"); to compute the pages that were not found ("missed"); to load
@@ -572,9 +572,9 @@ class Store:
         long as the slowest directory is expected to need, at most 60 s, but at least `least`.
         """
     def flush(self) -> None:
-        """Makes acknowledged puts and deletes durable. Raises RitornelloError, once, if puts or
-        deletes that were acknowledged since the last flush may be lost, because an owner died, or
-        reopened the store after a failed write or sync: repeat these puts and deletes.
+        """Makes acknowledged puts and deletes durable. Raises RitornelloError, once, if an owner
+        that had acknowledged puts or deletes since the last flush died, or reopened the store after
+        a failed write or sync: repeat these puts and deletes.
         """
     def resize(self, capacity: str | int) -> None:
         """Changes the capacity of a store in use. A smaller capacity evicts pages in the order of

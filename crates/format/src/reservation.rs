@@ -20,8 +20,9 @@ pub enum ReservationRecord {
         /// The extents to which the client may write.
         extents: Vec<Extent>,
     },
-    /// The reservation was committed or aborted, or its client died. Only writes that a dead client
-    /// began may still reach its space, which the owner withholds in memory until they have ended.
+    /// The reservation was committed or aborted, or its client died. Writes that a dead client
+    /// began may still reach the reserved space, so the owner withholds it, in memory only, until
+    /// they have ended.
     Ended {
         /// The reservation's number.
         id: u64,

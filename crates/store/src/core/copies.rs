@@ -2,9 +2,9 @@
 //! directory, in the background.
 //!
 //! In a store with background threads each copy is written by a separate thread, so a volume that
-//! stalls delays only its copy. The copies at close wait up to a second for copies in progress on
-//! other volumes too. A copy that failed, or is out of date, matters only if the store's directory
-//! is lost.
+//! stalls delays only its copy. A close first waits up to a second for copies in progress, and only
+//! then begins the last copies: here a volume that stalls delays the copies of all volumes. A copy
+//! that failed, or is out of date, matters only if the store's directory is lost.
 
 use super::StoreCore;
 use parking_lot::{Condvar, Mutex};
