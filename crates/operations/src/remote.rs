@@ -78,7 +78,7 @@ pub struct FsckArgs {
 #[command(after_help = "\
 An object is as old as the youngest object that continues its prompt: ends of prompts are removed
 before beginnings, and objects whose predecessor is missing are removed first. Ages are by the
-remote's clock. If no object was written before --max-age and all objects fit --budget, objects are
+remote's clock. If all objects were written within --max-age and fit --budget together, they are
 only listed; otherwise the headers of all objects are read.
 
 The command may run while engines or another gc run: a removed object costs hits, and is written

@@ -77,8 +77,8 @@ impl LsmIndex {
     /// The [`Record::depth`] of a run that is attached to `parent`.
     pub(super) fn depth_behind(&self, parent: Option<(RunId, u16)>) -> u64 {
         let Some((parent, page)) = parent else { return 0 };
-        // The depth is the number of pages that are known to precede a run. A page of an unchained
-        // run can be removed while runs that are attached to it stay, so no such page is known.
+        // The depth is the number of pages that are known to precede a run. It is zero behind an
+        // unchained run, because a page of that run can be removed while runs attached to it stay.
         let record = self.db.record(parent).filter(|record| record.chained);
         record.map_or(0, |record| record.depth + u64::from(page) + 1)
     }

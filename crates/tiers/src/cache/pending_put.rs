@@ -4,8 +4,9 @@ use ritornello_store::Ticket;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
-/// A put to the first tier in progress, and the pages that it spilled; both are `None` if the pages
-/// to write are on a tier already.
+/// The put to the first tier on which a write to a lower tier depends. `ticket`: the put, for
+/// whose end the write waits; `None` if the write need not wait. `spilled`: the pages that the put
+/// spilled; `None` if all pages to write are on a tier.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingPut {
     pub(super) ticket: Option<Ticket>,

@@ -18,8 +18,8 @@ INTERFACE = EngineInterface(
 ABSTRACT = frozenset(
     {"drain_jobs", "get_finished_jobs", "lookup", "on_new_request", "submit_load", "submit_store"}
 )
-# Optional methods of a tier. A vLLM without one of these methods never calls our override of the
-# method, and raises no error.
+# Optional methods of a tier. The check requires them: a vLLM without one of these methods would
+# never call our override of the method, and raise no error.
 HOOKS = frozenset(
     {
         "build_metric_definitions",

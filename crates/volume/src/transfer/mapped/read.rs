@@ -82,9 +82,9 @@ fn read_window(
     outcomes
 }
 
-/// Begins the next read: maps its run and decodes its header. `None` if all its pages have missed,
-/// or if part of the run cannot be mapped: system calls must then read the run, and its header is
-/// not decoded here.
+/// Begins the next read: maps its run and decodes the run's header. Returns `None` if all pages of
+/// the read have missed, and also, without decoding the header, if part of the run cannot be
+/// mapped: system calls must read such a run.
 fn begin(job: &mut ReadJob<'_>) -> Option<MappedRun> {
     let run = job.runs.len();
     let (layout, pages) = job.begin(Direct::Any)?;
