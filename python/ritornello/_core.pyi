@@ -496,11 +496,11 @@ class Store:
         later page is stored. `copy=False`: the memory must not change until the ticket is done.
 
         `DevicePages`, as many as `keys`, are copied into the pinned memory of the device after the
-        work that is now queued on stream `after`; `copy` has no effect. A put takes pinned memory
-        only while at least half of it stays free for loads, and the device takes more moves: the
-        pages after that are skipped (reason "staging_full" or "busy"). Leading pages that are
-        already stored are not read. The blocks must not change until the ticket is done;
-        `Ticket.order` allows changes sooner.
+        work that is now queued on stream `after`; `copy` has no effect. A put copies pages only
+        while at least half of the pinned memory stays free for loads ("staging_full"), and while
+        the device takes further moves ("busy"); the remaining pages are skipped with this reason.
+        Leading pages that are already stored are not read. The blocks must not change until the
+        ticket is done; `Ticket.order` allows changes sooner.
         """
     def submit_get(
         self,

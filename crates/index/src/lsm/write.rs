@@ -77,7 +77,7 @@ impl LsmIndex {
     /// The [`Record::depth`] of a run that is attached to `parent`.
     pub(super) fn depth_behind(&self, parent: Option<(RunId, u16)>) -> u64 {
         let Some((parent, page)) = parent else { return 0 };
-        // The depth is the number of pages that are known to precede a run. It is zero behind an
+        // The depth is the number of pages that are known to precede a run: none behind an
         // unchained run, because a page of that run can be removed while runs attached to it stay.
         let record = self.db.record(parent).filter(|record| record.chained);
         record.map_or(0, |record| record.depth + u64::from(page) + 1)

@@ -29,8 +29,8 @@ pub(crate) struct DiskCalls {
     writing: Arc<()>,
     /// The last call on each volume that its caller gave up; the call may still run.
     given_up: Mutex<BTreeMap<u8, Weak<()>>>,
-    /// Destinations of copies of runs that were given up: the disk may write to these extents until
-    /// the calls end.
+    /// Destinations of runs, by the copy that its caller gave up: the disk may write to these
+    /// extents until the copy ends.
     copies: Mutex<Vec<(Weak<()>, Vec<Extent>)>>,
 }
 
@@ -130,7 +130,7 @@ impl StoreCore {
         copied
     }
 
-    /// Frees the destinations of copies of runs that were given up and have ended.
+    /// Frees the destinations of the given-up copies that have ended.
     pub(super) fn free_given_up_copies(&self) {
         let mut copies = self.disk_calls.copies.lock();
         if copies.is_empty() {

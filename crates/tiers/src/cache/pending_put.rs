@@ -4,9 +4,9 @@ use ritornello_store::Ticket;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
-/// The put to the first tier on which a write to a lower tier depends. `ticket`: the put, for
-/// whose end the write waits; `None` if the write need not wait. `spilled`: the pages that the put
-/// spilled; `None` if all pages to write are on a tier.
+/// The put to the first tier on which a write to a lower tier depends. `ticket`: the put, if the
+/// write must wait for its end. `spilled`: the pages that the put spilled; `None` if all pages to
+/// write are on a tier.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingPut {
     pub(super) ticket: Option<Ticket>,

@@ -232,7 +232,9 @@ impl StoreCore {
         chosen.add(ChosenRun { scope, place, pages, extents, parent: None });
     }
 
-    /// Inserts a chosen run, or frees its space. Returns the number of pages inserted.
+    /// Inserts a chosen run. Frees its space instead if a page was stored or the scope was dropped
+    /// since the run was chosen, or if the index refuses the run. Returns the number of pages
+    /// inserted.
     fn insert_salvaged(&self, run: &ChosenRun, report: &mut Verification) -> u64 {
         let (slot, pages) = (run.scope.slot, run.count());
         let units = run.extents.iter().map(|extent| u64::from(extent.units)).sum();

@@ -14,7 +14,7 @@ const FAILED_RUNS_MAX: u32 = 8;
 /// Interval at which one run is placed on an avoided volume as a test.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The volumes to each of which the latest runs placed on it could not be written.
+/// Volumes with failed writes since the last run that was written to the volume.
 #[derive(Debug, Default)]
 pub(super) struct WriteFailures(BTreeMap<u8, FailingVolume>);
 
