@@ -74,7 +74,7 @@ class Mooncake:
             self.buffers.put(buffer)
 
     def get(self, name: str, start: int, stop: int | None) -> bytes | None:
-        """Returns bytes `start` to `stop` of the value of `name`, or None if it has no value."""
+        """Returns `value[start:stop]` of the value of `name`, or None if the name has no value."""
         size = self.store.get_size(name)
         if size in ABSENT:
             return None
