@@ -14,8 +14,9 @@ LOG_LINES = 25
 
 def demonstrate(run: Callable[[Console], Sequence[str]]) -> int:
     """Runs a demonstration, which returns its broken claims. Returns the exit code: 0 if every
-    claim held, 1 if a claim did not, 2 if a server did not run or the user interrupted the
-    demonstration. SIGTERM and SIGHUP interrupt as SIGINT does, so that started servers are stopped.
+    claim held, 1 if a claim did not, 2 if a server or a request to it failed, or the demonstration
+    was interrupted. SIGTERM and SIGHUP interrupt as SIGINT does, so that started servers are
+    stopped.
     """
     console = Console()
     signs = (signal.SIGTERM, signal.SIGHUP)

@@ -32,15 +32,16 @@ def connector(**extra: Any) -> dict[str, Any]:
     }
 
 
-# vLLM's offloading with a worker that copies CPU tensors; the engine's processes import it.
+# Makes vLLM's offloading use a worker that copies CPU tensors; the engine's processes import the
+# worker's module.
 CPU_SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "servers.cpu_offloading"}
 
 
 def offloading(
     host_bytes: int, blocks_per_chunk: int, tier: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Returns vLLM's configuration of offloading on CPUs, with `RitornelloTier` below its
-    host memory if its settings are given.
+    """Returns vLLM's configuration of offloading to `host_bytes` of host memory on CPUs. If `tier`,
+    the settings of `RitornelloTier`, is given, this tier is below the host memory.
     """
     tiers = (
         []

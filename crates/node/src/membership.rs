@@ -32,10 +32,11 @@ pub(crate) enum Membership {
     Closed,
 }
 
-/// The role of this process. A client may become the owner when the owner dies.
+/// The role of this process. A client may become the owner after the owner died or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// This process holds the index and answers the other processes.
+    /// This process holds the store's lock and answers the other processes, also while it reopens
+    /// the store.
     Owner,
     /// Another process is the owner, or this process has closed or is leaving the store.
     Client,
@@ -53,11 +54,11 @@ impl Role {
 }
 
 impl Membership {
-    /// Takes the lock and opens the store as its owner, or connects to the owner. If both fail
-    /// because an owner starts, ends or does not answer, retries until `until`. If they fail
-    /// because the owner reopens the store, retries for at most `reopening`. `known` says that this
-    /// process has used the store before, so some owner was able to open it: if this process takes
-    /// the lock and fails to open the store with `Fatal` or `Retry`, the error is
+    /// Takes the lock and opens the store as its owner, or connects to the owner. Retries until
+    /// `until` if the lock is taken and its holder starts, ends or does not answer. Retries for at
+    /// most `reopening`, and not beyond `until`, if the owner reopens the store. `known` says that
+    /// this process has used the store before, so some owner was able to open it: if this process
+    /// takes the lock and fails to open the store with `Fatal` or `Retry`, the error is
     /// [`StoreReopening`].
     ///
     /// # Errors
@@ -132,12 +133,13 @@ impl Membership {
         }
     }
 
-    /// Returns the store's core if this process owns the store.
+    /// Returns the store's core if this process owns the store; `None` while it reopens the store.
     pub(crate) fn core(&self) -> Option<&Arc<StoreCore>> {
         if let Self::Owner(owner) = self { Some(&owner.core) } else { None }
     }
 
-    /// Returns the last statistics of the failed core that this process reopens or leaves.
+    /// Returns the last statistics of the failed core while this process reopens the store, or
+    /// leaves the store during a reopening.
     pub(crate) fn last_figures(&self) -> Option<CatalogStats> {
         match self {
             Self::Reopening(reopening) => Some(reopening.stats()),

@@ -8,9 +8,9 @@ use ritornello_store::Options;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Arguments of [`open`](crate::open). The process uses them again when it becomes the owner after
-/// a failover, and when it reopens a failed store. The capacity, the directories and the index in
-/// `options` apply at the first opening only.
+/// Arguments of [`open`](crate::open). The process uses them again when it becomes the owner in a
+/// takeover, and when it reopens a failed store, but then without the capacity, the directories and
+/// the index, because the store may have changed since.
 pub(crate) struct OpenContext {
     pub(crate) directory: Arc<NodeDirectory>,
     pub(crate) medium: Arc<dyn Medium>,

@@ -36,7 +36,7 @@ impl LeasedPrefix {
         self.pages
     }
 
-    /// The lease's number, for `Store.release` in this process; zero if no page was found.
+    /// The lease's number, for `Store.release` in this process; zero if no page was leased.
     #[getter]
     fn lease(&self) -> u64 {
         self.lease.0

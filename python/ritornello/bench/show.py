@@ -76,7 +76,9 @@ def table(found: Sequence[Row]) -> Table:
 
 
 def totals(whole: Total) -> str:
-    """Returns a line with the run's totals, and one with the sources of prompt tokens."""
+    """Returns a line with the run's totals, and one with the tiers that supplied cached prompt
+    tokens.
+    """
     lines = [
         f"{whole.requests - whole.failed} answers in {whole.duration_s:.1f} s "
         f"({whole.requests_s:.2f}/s), prompts {whole.prompt_tokens_s:,.0f} tokens/s, "

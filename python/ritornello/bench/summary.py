@@ -10,14 +10,15 @@ from ritornello.bench.metrics import Metrics
 
 @dataclass(frozen=True)
 class Row:
-    """Requests of one round, with or without a history. `history_tokens`, `prompt_tokens`: mean
-    tokens of the history, and of the prompt with its history. `requests`: number of answered
-    requests. `ttft_low_s` to `ttft_high_s`: 95 % interval of the mean TTFT, by resampling sessions.
-    `gap_mean_s`, `gap_p99_s`: time between chunks of an answer. `prompt_tokens_s`: mean, over
-    requests, of the prompt's tokens divided by the TTFT. `answer_tokens_s`: mean, over requests, of
-    the answer's tokens after the first, divided by the time after the first token. `hit_rate`:
-    cached tokens as a share of the prompt tokens of the answers that report cached tokens; None if
-    no answer does.
+    """The answered requests with a history of one round, or its answered requests without one.
+    `history_tokens`, `prompt_tokens`: mean tokens of the history, and of the prompt with its
+    history. `requests`: number of these requests. `ttft_low_s` to `ttft_high_s`: 95 % interval of
+    the mean TTFT, by resampling sessions. `gap_mean_s`, `gap_p99_s`: time between chunks of an
+    answer. `prompt_tokens_s`: mean, over requests, of the prompt's tokens divided by the TTFT.
+    `answer_tokens_s`: mean, over requests, of the answer's tokens after the first, divided by the
+    time after the first token; an answer in a single chunk counts as 0. `hit_rate`: cached tokens
+    as a share of the prompt tokens of the answers that report cached tokens; None if no answer
+    does.
     """
 
     round: int
@@ -42,10 +43,10 @@ class Total:
     """Results of the whole run. `requests`: number of requests, of which `failed` failed.
     `duration_s`: from the sending of the first answered request to the end of the last answer.
     Answered requests per second (`requests_s`) and tokens per second are over this time; tokens
-    include cached tokens. `hit_tokens`: cached prompt tokens by the tier that supplied them.
-    `counters`: the connector's counters. Both come from the engines' `/metrics`; None without it.
-    `hit_rate`: cached tokens as a share of the prompt tokens, from `/metrics` or, without it, from
-    the answers that report cached tokens; None if none does.
+    are of answered requests, cached tokens included. From the engines' `/metrics`, None without it:
+    `hit_tokens`, the cached prompt tokens by the tier that supplied them, and `counters`, the
+    connector's counters. `hit_rate`: cached tokens as a share of the prompt tokens, from `/metrics`
+    or, without it, from the answers that report cached tokens; None if none does.
     """
 
     requests: int

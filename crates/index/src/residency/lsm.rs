@@ -125,12 +125,13 @@ fn encode(holders: &[Holder], epochs: &Epochs) -> Vec<u8> {
 
 impl LsmResidency {
     /// Opens the index in its own directory `dir`, or creates an index. A database that is too
-    /// damaged to open is dropped, and [`LsmResidency::was_damaged`] returns `true`.
+    /// damaged to open is replaced by an empty database, and [`LsmResidency::was_damaged`] returns
+    /// `true`.
     ///
     /// # Errors
     /// `Invalid` if the database has an unknown format version; `Retry` if the database is open
-    /// already; `Fatal` for file-system errors, and in a forked child of a process that has used
-    /// RocksDB.
+    /// already, in this process or another; `Fatal` for file-system errors, and in a forked child
+    /// of a process that has used RocksDB.
     pub fn open(dir: &Path, options: &LsmResidencyOptions) -> Result<Self> {
         let path = dir.join("lsm");
         recovery::refuse_in_forked_child(dir)?;
@@ -169,7 +170,8 @@ impl LsmResidency {
         }
     }
 
-    /// The outer error is RocksDB's. The inner error is an unknown format version.
+    /// Opens the database at `path`, or creates it. The outer error is RocksDB's; the inner error
+    /// reports an unknown format version. `damaged`: whether this database replaces a damaged one.
     fn try_open(
         path: &Path,
         choices: &LsmResidencyOptions,
@@ -219,7 +221,7 @@ impl LsmResidency {
         }))
     }
 
-    /// Whether an existing database could not be opened, and was dropped.
+    /// Whether the opening found a damaged database, and replaced it by an empty database.
     #[must_use]
     pub fn was_damaged(&self) -> bool {
         self.damaged

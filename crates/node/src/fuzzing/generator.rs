@@ -18,7 +18,7 @@ const NUMBERS: [u64; 10] = [0, 1, 1, 2, 3, 18, 1 << 20, 1 << 33, u64::MAX - 1, u
 const LENGTHS: [usize; 4] = [8, 16, 16, 64];
 /// Maximum attempts to make the requested values of one variant.
 const ATTEMPTS: usize = 1000;
-/// Maximum length of a list.
+/// Maximum length of a list or a map.
 const LIST_MAX: u64 = 3;
 static BYTES: [u8; 64] = [2; 64];
 
@@ -174,7 +174,7 @@ impl<'de> Deserializer<'de> for &mut Generator<'de> {
     }
 }
 
-/// The elements of a list or a map.
+/// The elements of a list, a tuple or a map, or the fields of a struct.
 struct Elements<'g, 'de> {
     generator: &'g mut Generator<'de>,
     left: usize,
@@ -206,7 +206,8 @@ impl<'de> MapAccess<'de> for Elements<'_, 'de> {
     }
 }
 
-/// Chooses one of `count` variants of an enum, and generates its fields.
+/// Chooses one of `count` variants of an enum, or takes [`Generator::variant`] if it is set, and
+/// generates the variant's fields.
 struct Variant<'g, 'de> {
     generator: &'g mut Generator<'de>,
     count: u64,

@@ -231,7 +231,8 @@ impl Index {
         hang.filter(|(parent, _)| *parent == run).map(|(_, page)| page + 1).max().unwrap_or(0)
     }
 
-    /// Makes the first `pages` pages of `run` the most recently used, page 0 last.
+    /// Makes the first `pages` pages of `run` the most recently used of all pages, and page 0 the
+    /// most recently used of them.
     fn touch(&mut self, run: u64, pages: u32) {
         let pages = pages.min(self.runs[&run].1);
         self.policy.retain(|(other, page)| *other != run || *page >= pages);

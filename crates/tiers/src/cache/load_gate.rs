@@ -71,7 +71,7 @@ impl LoadGate {
     /// prefill was recorded yet, or the engine already holds all pages of `found`. `page_bytes` is
     /// the length in bytes of a page in the scope of the lookup: a lower bound of the bytes to load
     /// per page, because `options` may count parts of the page in other scopes too. `queued` holds
-    /// the bytes that wait to be loaded from each tier.
+    /// the bytes of the loads from each tier that are queued or running.
     pub(super) fn decide(
         &self,
         page_bytes: u64,

@@ -76,7 +76,7 @@ impl ExistenceCache {
         self.update(name, |_| Entry { exists: false, until, lost: true, rejected: true });
     }
 
-    /// Records that the object was written by this process, or read and verified.
+    /// Records that the object was written by this process, or read as a whole and verified.
     pub(super) fn mark_verified(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
         self.update(name, |_| Entry { exists: true, until, lost: false, rejected: false });

@@ -74,7 +74,7 @@ impl Maps {
 }
 
 impl Segments {
-    /// Whether segments are mapped.
+    /// Whether this process accesses segments through maps.
     pub(crate) fn is_mapped(&self) -> bool {
         self.maps.is_some()
     }

@@ -21,7 +21,7 @@ const PROBE_AFTER: Duration = Duration::from_secs(30);
 pub(crate) struct Stalls {
     opened: Instant,
     volumes: Box<[VolumeOps]>,
-    /// Milliseconds that a test adds to the clock ([`Stalls::now`]).
+    /// Milliseconds that a unit test adds to the clock ([`Stalls::now`]).
     #[cfg(test)]
     waited: AtomicU64,
 }

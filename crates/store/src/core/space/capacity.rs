@@ -40,18 +40,18 @@ pub enum CapacityChange {
 }
 
 impl StoreCore {
-    /// Changes capacity or directories. Returns when the change is complete, or `Retry` after
-    /// `timeout`; the change then continues in the background. After adding a directory, returns
-    /// without waiting for segments to be emptied.
+    /// Changes capacity or directories. Returns when the change is complete. If segments are still
+    /// being emptied after `timeout`, returns `Retry`, and the change continues in the background.
+    /// After adding a directory, returns without waiting for segments to be emptied.
     ///
     /// # Errors
     /// `Invalid` if the capacity is below two segments, if leased, retained and reserved bytes
     /// would take more than 95 % of its segments, or if it is, on tmpfs, too large for the memory;
     /// if the directory is already in use, unknown, another store's, or the store's last directory.
-    /// `Retry` if another change, or the creation of a segment file, has not ended by `timeout`, if
-    /// a directory to which `VOLUME` was written again is still absent, or if the store is
-    /// poisoned; `Closed`; `Fatal` if a write or sync failed: the store is poisoned; file-system
-    /// errors.
+    /// `Retry` if another change, or the creation of a segment file, has not ended after `timeout`:
+    /// this change is then not begun; `Retry` also if a directory to which `VOLUME` was written
+    /// again is still absent, or if the store is poisoned; `Closed`; `Fatal` if a write or sync
+    /// failed: the store is poisoned; file-system errors.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.lifecycle.check_writable()?;
         let deadline = Instant::now() + timeout;
