@@ -149,7 +149,8 @@ pub fn pages(family: u64, count: u64) -> Vec<PageHash> {
     (0..count).map(|number| page(family, number)).collect()
 }
 
-/// Runs the whole suite.
+/// Runs the checks for every index: all of this suite except [`run_durable`] and
+/// [`run_residency`].
 pub fn run_all(make: Make<'_>) {
     scenarios::malformed_runs_are_refused_without_change(make);
     scenarios::prefix_spans_runs_and_branches(make);
@@ -171,7 +172,7 @@ pub fn run_all(make: Make<'_>) {
     scenarios::sync_calls_sync_data_and_returns_its_error(make);
 }
 
-/// Runs the suite for indexes whose records become durable only after the data that they name: the
+/// Runs the checks for indexes whose records become durable only after the data that they name: the
 /// backend `run`.
 pub fn run_durable(make: &dyn Fn() -> PersistentIndex) {
     durable::changes_during_data_sync_wait_for_next_sync(&make());

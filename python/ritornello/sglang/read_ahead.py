@@ -1,4 +1,4 @@
-"""Reads the next batch of a prefetch while SGLang waits for a batch and uses it.
+"""Reads the next batch of a prefetch while SGLang still waits for the current batch or uses it.
 
 Invariants: at most one batch of each pool is read ahead. When `close` returns, no read that was
 begun here writes to memory, so SGLang may take the memory of the transfer back.
@@ -94,8 +94,9 @@ class ReadAhead:
     def _begin_next(
         self, pool: "Pool", read: "PoolRead", keys: Sequence[bytes], ids: Sequence[int] | None
     ) -> None:
-        """Begins to read the batch after `read`, before `read` is expected to end. Does not raise,
-        because the caller must still wait for `read`.
+        """Waits until `LEAD_SECONDS` before the expected end of `read`, or until `read` ends, and
+        then begins to read the next batch. Does not raise, because the caller must still wait for
+        `read`.
         """
 
         def action() -> None:

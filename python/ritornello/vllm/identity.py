@@ -28,9 +28,9 @@ SHARDED = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "dcp_sha
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The model, and its KV cache groups; can be pickled. `hash_tokens`: tokens that a block hash
-    covers. `alignment`: a prefix is resumed at multiples of this number of tokens. `ranks`:
-    the number of tensor-parallel workers of a stage.
+    """The model, and its KV cache groups; can be pickled. `hash_tokens`: tokens between two
+    consecutive block hashes of a request. `alignment`: a prefix is resumed at multiples of this
+    number of tokens. `ranks`: the number of tensor-parallel workers of a stage.
     """
 
     model: ModelIdentity
@@ -161,6 +161,6 @@ def spec_text(spec: Any) -> str:
 
 
 def hash_tokens_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
-    """Returns the tokens that one block hash of a request covers."""
+    """Returns the number of tokens between two consecutive block hashes of a request."""
     found = getattr(kv_cache_config, "hash_block_size", None)
     return int(found or vllm_config.cache_config.block_size)

@@ -173,7 +173,7 @@ class PendingSave:
 
     def __init__(self, store: VllmStore, held: HeldObjects, save: Save, memory: KvMemory) -> None:
         self.save = save
-        # vLLM frees blocks that have left a window while their request runs.
+        # vLLM frees blocks that the window has passed, although their request still runs.
         self.is_windowed = held.identity.groups[save.pages.group].reach.tokens is not None
         self._memory = memory
         self._is_protected = False
@@ -197,7 +197,9 @@ class PendingSave:
             self.tickets.append(ticket)
 
     def protect(self) -> None:
-        """Makes the engine's later work wait until the writes have read the blocks."""
+        """Makes the engine's later work wait until the writes have read the blocks, or cancels a
+        write for which this is not possible.
+        """
         if not self._is_protected:
             self._is_protected = True
             for ticket in self.tickets:
@@ -210,7 +212,7 @@ class PendingSave:
         if not all(map(self._store.is_done, self.tickets)):
             return None
         count = len(self.save.pages.keys)
-        # An object whose write could not be started has no ticket.
+        # After a refusal an object has no ticket, so no page has all its objects stored.
         result = SaveResult(count)
         if self.refusal:
             result = SaveResult(0, 0, self.refusal, again=self.refusal in TRANSIENT)

@@ -183,8 +183,9 @@ class WorkerSide:
                 pending.protect()
 
     def close(self) -> None:
-        """Cancels reads, and waits for the last saves, at most `CLOSE_SECONDS`. Saves are copies,
-        or keep the memory that they still read.
+        """Cancels reads, and waits for the last saves, at most `CLOSE_SECONDS`. The engine may then
+        free its memory: a save that is not done has copied its bytes, or keeps the memory that it
+        still reads.
         """
         self.step_loads.cancel()
         for pending in self._async_loads:

@@ -1,5 +1,5 @@
-"""LMCache's storage manager in two processes: the second finds the pages that the first stored,
-whether the first process closed it or was killed.
+"""LMCache's storage manager in two processes, one after the other: the second process finds the
+pages that the first stored, whether the first closed its manager or was killed.
 """
 
 import json

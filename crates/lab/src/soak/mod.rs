@@ -55,7 +55,7 @@ struct Report {
     damaged_pages: usize,
     /// Failed calls that do not end the soak: see `Totals::retries` in `work.rs`.
     retries: u64,
-    /// Number of changes of capacity, directories, codecs and quotas.
+    /// Number of successful changes of capacity, directories, codecs and quotas.
     changes: u64,
     /// Number of times the store was reopened, or taken over from a killed owner.
     restarts: u64,

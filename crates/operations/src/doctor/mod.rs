@@ -21,7 +21,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Writes pages, reads them back and compares every byte: in a temporary store inside DIR, or, if DIR
-holds a store, in that store under a separate scope, which is dropped afterwards. Then examines
+holds a store, in that store under a separate scope, which is dropped afterwards. Also examines
 the I/O mode, huge pages, the file system, free space and limits, and recommends changes. Exit code
 0: no fault, perhaps advice; 1: a fault.
 
@@ -74,8 +74,8 @@ pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
 }
 
 fn directory(context: &Context, args: &DoctorArgs, dir: &Path) -> Result<Status, Failure> {
-    // A directory without a manifest may hold other files, which `open::manifest` refuses. The
-    // trial makes a temporary store in it.
+    // Do not call `open::manifest` for a directory without a manifest: it refuses a directory with
+    // other files, but the trial can make a temporary store there.
     let bare = dir.is_dir() && !dir.join("MANIFEST").exists();
     let manifest = if bare { None } else { open::manifest(dir)? };
     let bar = progress::steps(3);

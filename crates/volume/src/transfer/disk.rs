@@ -15,7 +15,7 @@ use crate::staging::StagingBuffer;
 use ritornello_format::UNIT;
 use std::ops::Range;
 
-/// Bytes checksummed per step; between steps the engine collects completions and submits
+/// Bytes checksummed per step; between steps a transfer collects completions and submits
 /// operations.
 const STEP: usize = 1 << 20;
 

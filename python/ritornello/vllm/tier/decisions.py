@@ -45,8 +45,9 @@ class DecisionLog:
         without_result: "DecisionOutcome | None" = None,
     ) -> None:
         """Records that a lookup of `keys` from number `start` on has found `found` chunks, of which
-        it offers `offered` to vLLM. `lookup`: the answer of a cache, which has the estimates of its
-        gate. `without_result`: the outcome of a lookup that has no result.
+        it offers `offered` to vLLM; a chunk whose load failed, and the chunks after it, count as
+        not offered. `lookup`: the answer of a cache, which has the estimates of its gate.
+        `without_result`: the outcome of a lookup that has no result.
         """
         if not group.chained:
             return

@@ -209,8 +209,8 @@ impl Soak<'_> {
         Ok(took)
     }
 
-    /// Waits until every client works on the store that the clients made at the path of the soak's
-    /// store, after that store was moved away.
+    /// Waits, after the soak's store was moved away, until every client works on the new store that
+    /// the clients made at its path.
     fn wait_for_work_below(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + TIMEOUT;
         let works_below = |state: &State| state.rounds > 0 && !state.is_soak_store;
@@ -259,8 +259,8 @@ impl Soak<'_> {
         }
     }
 
-    /// Lets another client read all flushed sequences of the client at position `number`. Adds the
-    /// number of sequences that [`CHECK_ATTEMPTS`] checks in a row did not find to `lost`. Sets
+    /// Lets another client read all flushed sequences of the client at position `number`. Adds to
+    /// `lost` the number of sequences that [`CHECK_ATTEMPTS`] checks in a row did not find. Sets
     /// `trouble` if sequences are lost or a check has no answer.
     fn check_flushed(&mut self, number: usize) -> Result<(), Failure> {
         let reader = (number + 1) % self.cluster.clients.len();
