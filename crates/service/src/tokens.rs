@@ -15,7 +15,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of tokens.
 const TOKENS_MAX: usize = 64;
-/// Minimum characters of a token: 128 random bits in hexadecimal digits have 32.
+/// Minimum characters of a token: 128 random bits take 24 in base64, 32 in hexadecimal digits.
 const TOKEN_CHARS_MIN: usize = 24;
 /// Maximum characters of a token.
 const TOKEN_CHARS_MAX: usize = 256;

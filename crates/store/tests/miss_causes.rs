@@ -22,7 +22,7 @@ fn is_stored(open: &Open, name: u64, pages: usize) -> bool {
     open.store.probe(&chained(PAGE), &refs(&keys)).unwrap() == pages
 }
 
-/// A run on a drained volume that cannot be read cannot be moved, so it is evicted.
+/// A run that cannot be read cannot be moved off a drained volume, so it is evicted.
 #[test]
 fn page_evicted_with_its_segment_has_cause_segment() {
     let disk = SimDisk::new(64 * MIB);

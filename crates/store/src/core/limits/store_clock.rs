@@ -5,12 +5,13 @@ use std::time::Instant;
 /// Maximum retention in seconds: 366 days.
 pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
 
-/// The store's clock, in seconds since 1970, which never goes back. When the store is opened, it
-/// shows the system time or the latest time that the index has recorded, whichever is later. If the
-/// system clock was behind the recorded time then, this lag is added to the system time from then
-/// on. If the system clock is set forward, the store's clock follows, and retentions end early. If
-/// the system clock is set back, the store's clock continues by the time elapsed since the opening;
-/// if an earlier jump forward put it ahead of this time, it stands still until the time catches up.
+/// The store's clock, in seconds since 1970, which never goes back. An opening starts the clock at
+/// the system time or at the latest time that the index has recorded, whichever is later. If the
+/// system clock lagged the recorded time at the opening, this lag is added to the system time from
+/// then on. If the system clock is set forward, the store's clock follows, and retentions end
+/// early. If the system clock is set back, the store's clock shows its start plus the time elapsed
+/// since the opening; if an earlier jump forward put it ahead of this sum, it stands still until
+/// the sum catches up.
 #[derive(Debug)]
 pub(crate) struct StoreClock {
     wall: fn() -> u64,
