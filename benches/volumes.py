@@ -30,7 +30,8 @@ from servers.loop_device import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-# The sum: the raw rate of all disks at the same time, for writes and for reads.
+# Heads of the table's columns. `sum` is the raw rate of all disks at the same time, of writes or of
+# reads.
 COLUMNS = (
     "disks",
     "call size",

@@ -186,7 +186,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Starts serving with the layouts of the workers' KV memory in `metadata`. Inside
-        MultiConnector `metadata` may belong to another connector, and is ignored.
+        MultiConnector `metadata` may belong to another connector, and is then ignored.
         """
         if not self._unsupported_reason and self._engine is None:
             self._start_serving(metadata)

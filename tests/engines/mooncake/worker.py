@@ -21,8 +21,8 @@ WAIT = 120.0
 
 
 def hold(master: str) -> None:
-    """Contributes memory to Mooncake's store, and prints `False` once the store answers. Ends
-    when standard input ends.
+    """Contributes memory to Mooncake's store, and prints the store's first answer: `False`, to a
+    query for a missing name. Ends when standard input ends.
     """
     held = Mooncake(master=master, host="127.0.0.1", segment=str(512 << 20))
     print(held.exists("nothing"), flush=True)

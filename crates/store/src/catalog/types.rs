@@ -166,7 +166,7 @@ pub enum Refusal {
     Admission,
     /// The write budget is used up.
     WriteBudget,
-    /// The index has reached its memory ceiling.
+    /// The index had reached its memory ceiling before the put wrote.
     IndexMemory,
     /// The first refused page is stored in an absent volume or segment, or follows such a page in a
     /// chained scope.

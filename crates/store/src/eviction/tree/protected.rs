@@ -5,9 +5,10 @@ use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// Pieces that were protected when they became victims, without the first `EXAMINED_MAX`
-/// (`tree/victims.rs`) of each call: the call lists these again before it returns. No policy lists
-/// a piece of the queue, unless the piece was used, or lost its last child, after it was added.
+/// A queue of pieces that were protected when they became victims, without the first `EXAMINED_MAX`
+/// (`tree/victims.rs`) of each call for victims: the call lists these again before it returns. No
+/// policy lists a queued piece, unless the piece was used, or lost its last child, since it was
+/// added.
 ///
 /// The tree does not learn when a protection ends, so each eviction examines some of these pieces
 /// again, the longest-waiting first. A piece that is protected for a long time is thus skipped once
@@ -27,8 +28,8 @@ impl ProtectedPieces {
         }
     }
 
-    /// Examines the next `count` pieces. Returns the unlisted pieces that are no longer protected,
-    /// in the order in which they were added.
+    /// Examines the next `count` queued pieces. Returns the pieces that are no longer protected and
+    /// that no policy lists, in the order in which they were added.
     pub(super) fn unprotected(
         &mut self,
         pieces: &mut Pieces,
