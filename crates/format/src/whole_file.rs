@@ -47,7 +47,7 @@ pub(crate) fn unseal<'a>(magic: &[u8; 8], what: &str, bytes: &'a [u8]) -> Result
         )));
     }
     let version = reader.u32().map_err(|_| damaged())?;
-    // Records of version 0 had no features.
+    // Records of version 0 lack the field `features`.
     let features = if version == 0 { Ok(0) } else { reader.u32() }.map_err(|_| damaged())?;
     let body = reader.blob().map_err(|_| damaged())?;
     let stored = reader.u64().map_err(|_| damaged())?;

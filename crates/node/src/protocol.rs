@@ -17,7 +17,7 @@ pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 /// name, and in version 7 an owner refuses an empty name, because no locked file has it.
 pub(crate) const OBSERVERS_SINCE: u32 = 8;
 
-/// First version in which clients report counts of their puts and gets, and their decisions.
+/// First version in which clients send reports ([`crate::reports`]).
 pub(crate) const REPORTS_SINCE: u32 = 8;
 
 /// First version in which an owner explains hits and misses, and lists decisions.

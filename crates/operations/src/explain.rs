@@ -47,8 +47,8 @@ Examples:
 pub struct ExplainArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Id that the engine returned, or the engine's own id; also finds ids that begin with ID and
-    /// `-`
+    /// Id that the engine returned, or the engine's own id; also finds longer ids that begin with
+    /// `ID-`
     #[arg(
         long,
         value_name = "ID",
@@ -193,7 +193,7 @@ fn read_keys(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
     if text.len() as u64 > KEYS_BYTES_MAX || lines.clone().count() > EXPLAINED_KEYS_MAX {
         let most = count(EXPLAINED_KEYS_MAX as u64);
-        let line = format!("{} has more than {most} keys, or 1 MiB", path.display());
+        let line = format!("{} has more than {most} keys or 1 MiB", path.display());
         return Err(Failure::unusable(line, "pass later keys in a second call"));
     }
     lines
@@ -206,7 +206,7 @@ fn read_keys(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
         .collect()
 }
 
-/// Returns the id that `text` is, or that begins with `text` among the scopes that `stat` lists.
+/// Returns the id `text`, or the only id with this beginning among the scopes that `stat` lists.
 fn find_scope(dir: &Path, text: &str) -> Result<ScopeId, Failure> {
     if let Ok(id) = text.parse() {
         return Ok(id);

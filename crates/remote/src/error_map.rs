@@ -90,7 +90,7 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
         (None, _, Some(408 | 409 | 412 | 429)) => {
             (ErrorKind::Retry, "the remote did not serve this request: a later retry may succeed")
         }
-        // S3 reports a body that arrived too slowly as a bad request, which a retry may heal.
+        // S3 reports a body that arrived too slowly as a bad request, although a retry may succeed.
         (None, _, Some(400)) if text.contains("RequestTimeout") => {
             (ErrorKind::Retry, "the remote stopped waiting for the rest of this request")
         }

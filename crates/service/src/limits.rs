@@ -6,7 +6,7 @@ use std::time::Duration;
 pub(crate) const STORES_MAX: usize = 64;
 
 /// Maximum number of connections. A further connection displaces the oldest connection that has no
-/// request in progress; if there is none, it waits.
+/// request in progress; if there is none, the further connection waits.
 pub(crate) const CONNECTIONS_MAX: usize = 64;
 /// Maximum time for the headers of a request, which is also the maximum time between two requests
 /// of a connection.
