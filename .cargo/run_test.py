@@ -4,10 +4,10 @@
     run_test.py BINARY [ARGUMENT ...]
 
 `make` has cargo start test binaries through this script (`.cargo/tests.toml`); plain `cargo test`
-does not. The limit is `TEST_SILENCE` seconds, by default 600. A script that ends its binary exits
-with status 124. libtest names a test that has run for a minute, but not with `--quiet`. If
-`--quiet` is given, the script therefore does not pass the option on, and itself leaves out the
-lines of tests that passed or were ignored.
+does not. The limit is `TEST_SILENCE` seconds, by default 600. After the script has ended a silent
+binary, it exits with status 124. libtest names a test that has run for a minute, but not with
+`--quiet`. If `--quiet` is given, the script therefore does not pass the option on, and itself
+leaves out the lines of tests that passed or were ignored.
 """
 
 import contextlib

@@ -2,11 +2,11 @@
 
 Arguments of an address are strings. The constructor gets them by name, except the options `zstd`
 and `key`, which are for Ritornello (compression, and the file of the key that seals objects).
-Methods are called from up to 8 threads. If a method raises an exception, the call is repeated at
-most twice, within its deadline. Exception: `errors.FatalError` means that an operator must act
-first. The call is then not repeated, and the remote does not call the backend for a minute.
-`TypeError`, `AttributeError`, a value of the wrong type, and more bytes from `get` than requested
-count as `FatalError`.
+Methods are called from up to 8 threads. If a method raises an exception, but not
+`errors.FatalError`, the call is repeated at most twice, within its deadline. `errors.FatalError`
+means that an operator must act first: the call is not repeated, and the remote does not call the
+backend for a minute. `TypeError`, `AttributeError`, a value of the wrong type, and more bytes from
+`get` than requested count as `FatalError`.
 """
 
 from collections.abc import Iterable

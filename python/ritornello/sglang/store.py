@@ -73,9 +73,9 @@ class SGLangStore(FailSafeStore):
         before: Sequence[bytes] | None,
         page_tokens: int,
     ) -> int:
-        """Returns the number of leading pages that can be loaded, if each page is stored in parts,
-        one under each scope. Called by SGLang's lookup thread and, on a decode server of a
-        disaggregated pair, by its scheduler, which must not wait for a remote.
+        """Returns the number of leading pages that can be loaded: a page is stored in parts, one
+        under each scope, and all must be stored. Called by SGLang's lookup thread and, on a decode
+        server of a disaggregated pair, by its scheduler, which must not wait for a remote.
         """
         if self._stale():
             return 0

@@ -44,7 +44,7 @@ pub struct LsmRecovered {
     /// Runs that were copied into the new database.
     pub saved_runs: u64,
     /// Runs dropped as inconsistent, including their descendants; does not count runs whose records
-    /// could not be read.
+    /// RocksDB could not read.
     pub dropped_runs: u64,
 }
 
@@ -447,8 +447,8 @@ enum Saved {
     Not,
 }
 
-/// Inserts the run `run` of `old`, whose record is `value`, into `new`. `names` maps the names of
-/// the runs inserted before from `old` to `new`.
+/// Inserts the run `run` of `old`, whose record is `value`, into `new`. `names` maps the names in
+/// `old` of the runs that were inserted before to their names in `new`.
 fn save_run(
     old: &Families,
     new: &LsmIndex,
