@@ -47,8 +47,8 @@ Examples:
 pub struct ExplainArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Id that the engine returned, or the engine's own id; also finds longer ids that begin with
-    /// `ID-`
+    /// Id that the engine returned, or the engine's own id; also finds own ids of the forms
+    /// `ID-...`, `N_ID` and `N_ID-...` with a number N
     #[arg(
         long,
         value_name = "ID",
