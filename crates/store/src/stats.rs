@@ -357,11 +357,12 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Calls of `probe`, and scopes searched by calls of `lease`.
+    /// Calls of `probe` and `lease`, the lookups. [`CatalogStats`] adds lookups in scopes that are
+    /// not registered, which the owner does not count.
     probes,
-    /// Pages requested by `probe` and `lease`.
+    /// Pages requested by lookups; a page that is stored as objects of several scopes counts once.
     probed_pages,
-    /// Pages found by `probe` and `lease`.
+    /// Pages found by lookups, with several scopes in all of them.
     hit_pages,
     /// Pages from the first missing page of a lookup on, if that page was evicted. This and the
     /// following counters name the cause of the first missing page, because without this page a

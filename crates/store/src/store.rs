@@ -177,8 +177,13 @@ impl Store {
     /// connection errors; `Retry` if each attempt fails with `Retry`.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        let answer =
-            self.timed(|| self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys)));
+        let answer = self.timed(|| {
+            let found = self.retry_stale(&[scope], || {
+                let known = self.resolve(scope, false)?;
+                known.map(|scope| self.catalog.probe(scope, keys)).transpose()
+            })?;
+            Ok(found.unwrap_or_else(|| self.count_unregistered(keys, 0)))
+        });
         self.or_miss(answer, |_| 0)
     }
 
@@ -208,12 +213,19 @@ impl Store {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };
         let answer = self.timed(|| {
-            self.retry_stale(scopes, || {
+            let found = self.retry_stale(scopes, || {
                 let known = self.resolve_all(scopes)?;
-                known.map_or(Ok(none), |known| self.catalog.lease(&known, keys, ttl))
-            })
+                known.map(|known| self.catalog.lease(&known, keys, ttl)).transpose()
+            })?;
+            Ok(found.unwrap_or_else(|| self.count_unregistered(keys, none)))
         });
         self.or_miss(answer, |_| none)
+    }
+
+    /// Counts a lookup of `keys` in a scope that is not registered, and returns its `answer`.
+    fn count_unregistered<T>(&self, keys: &[&[u8]], answer: T) -> T {
+        self.count(&TransferCounts::unregistered_lookup(keys.len()));
+        answer
     }
 
     /// Calls `lookup`. Times and counts one of 16 calls, if it succeeds: reading the clock twice

@@ -17,9 +17,9 @@ pub const LOOKUP_BOUNDS: [u64; 11] =
     [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000, 1_000_000];
 
 /// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
-/// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`] and the buckets
-/// of lookups follow. The order is part of the protocol: further counts come at the end of a
-/// message.
+/// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`], the buckets of
+/// lookups and [`UNREGISTERED_NAMES`] follow. The order is part of the protocol: further counts
+/// come at the end of a message.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -77,11 +77,16 @@ const LOOKUPS: usize = CACHE + CACHE_NAMES.len();
 /// Names of the counts of timed lookups: their number, and their durations in nanoseconds.
 const LOOKUP_NAMES: [&str; 2] = ["timed_probes", "probe_nanos"];
 const LOOKUP_BUCKETS: usize = LOOKUPS + LOOKUP_NAMES.len();
+pub(crate) const UNREGISTERED_PROBES: usize = LOOKUP_BUCKETS + LOOKUP_BOUNDS.len();
+pub(crate) const MISSED_UNREGISTERED: usize = UNREGISTERED_PROBES + 1;
+/// Names of the counts of lookups in scopes that are not registered: their number, and the pages
+/// that they requested. The owner is only asked for the scope, and does not see the pages.
+const UNREGISTERED_NAMES: [&str; 2] = ["unregistered_probes", "missed_unregistered"];
 /// Maximum counts in a message: a later build may send more counts than this build knows. An owner
 /// cannot decode a longer message, so the maximum of a released protocol version stays.
 pub(crate) const REPORTED_COUNTS_MAX: usize = 256;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
-const LENGTH: usize = LOOKUP_BUCKETS + LOOKUP_BOUNDS.len();
+const LENGTH: usize = UNREGISTERED_PROBES + UNREGISTERED_NAMES.len();
 
 /// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found
 /// pages; microseconds of the decided loads, and of their regret (the time by which a load and the
@@ -166,6 +171,13 @@ impl TransferCounts {
         counts
     }
 
+    /// A lookup of `pages` pages in a scope that is not registered.
+    pub(crate) fn unregistered_lookup(pages: usize) -> Self {
+        let mut counts = Self::one(UNREGISTERED_PROBES, 1);
+        counts.0[MISSED_UNREGISTERED] = pages as u64;
+        counts
+    }
+
     /// Adds a call to the bucket of its duration; `buckets` is the position of the first bucket.
     fn add_to_bucket(&mut self, buckets: usize, bounds: [u64; 11], elapsed: Duration) {
         let is_longer = |bound: &u64| Duration::from_micros(*bound) < elapsed;
@@ -246,6 +258,8 @@ impl TransferTotals {
         let undelivered = undelivered
             .map(|(reason, at)| (format!("undelivered_{}", reason.word()), self.get(at)));
         let others = PREFILL_NAMES.iter().chain(&CACHE_NAMES).chain(&LOOKUP_NAMES).zip(PREFILL..);
+        let unregistered = UNREGISTERED_NAMES.iter().zip(UNREGISTERED_PROBES..);
+        let others = others.chain(unregistered);
         let others = others.map(|(name, at)| ((*name).to_owned(), self.get(at)));
         plain.chain(durations).chain(undelivered).chain(others)
     }

@@ -38,6 +38,31 @@ fn explain_counts_as_no_lookup() {
     open.close();
 }
 
+/// Engines look up a page that is stored as objects of several scopes with one call.
+#[test]
+fn lookup_of_several_scopes_counts_each_page_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 12);
+    let (scopes, keys) = ([chained(PAGE), unchained(PAGE)], sequence(1, 10));
+    let all: Vec<&Scope> = scopes.iter().collect();
+    let lookup = || open.store.lease_all(&all, &refs(&keys), Duration::from_secs(60)).unwrap();
+    let counts = || {
+        let counters = open.store.stats().unwrap().catalog.counters;
+        let of = |name: &str| counters[name];
+        assert_eq!(of("probed_pages") % 10, 0);
+        (of("probes"), of("hit_pages"), of("missed_removed"), of("missed_unregistered"))
+    };
+    put(&open.store, &scopes[0], &keys, None);
+    assert_eq!(lookup().pages, 0, "the second scope is not registered");
+    assert_eq!(open.store.probe(&scopes[1], &refs(&keys)).unwrap(), 0);
+    assert_eq!(counts(), (2, 0, 0, 20));
+    put(&open.store, &scopes[1], &keys, None);
+    open.store.delete(&scopes[1], &refs(&keys[4..])).unwrap();
+    assert_eq!(lookup().pages, 4);
+    assert_eq!(counts(), (3, 4, 6, 20));
+    open.close();
+}
+
 #[test]
 fn page_after_a_missing_page_is_behind_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -158,8 +183,8 @@ fn drop_of_the_scope_replaces_an_earlier_cause() {
     let removed = |detail, pages| only(Answer::Removed, detail, pages);
     let expected = [only(Answer::Hit, "", 3), removed("deleted", 1), removed("scope_dropped", 2)];
     assert_eq!(answers(&open, &scope, &keys), expected.concat());
-    assert_counted(&open, &scope, &keys, Answer::Removed);
-    assert_counted(&open, &scope, &keys[4..], Answer::Removed);
+    assert_counted(&open, &scope, &keys, Answer::Removed.word());
+    assert_counted(&open, &scope, &keys[4..], Answer::Removed.word());
     open.close();
 }
 
@@ -195,7 +220,7 @@ fn pages_of_an_absent_volume_are_absent_until_it_is_forgotten() {
     let found = answers(&open, &scope, &keys);
     assert_eq!((found.len(), found[0].0), (1, Answer::AbsentVolume), "{found:?}");
     assert!(found[0].1.starts_with("/b: "), "{found:?}");
-    assert_counted(&open, &scope, &keys, Answer::AbsentVolume);
+    assert_counted(&open, &scope, &keys, Answer::AbsentVolume.word());
     // A put of pages that are in absent space is refused, with the pages after them.
     let longer = [&keys[..], &sequence(99, 2)].concat();
     assert_eq!(put(&open.store, &scope, &longer, None).reason, "absent_space");
@@ -366,7 +391,7 @@ fn restart_forgets_causes_and_resets_remembered_seconds() {
     let open = common::open(dir.path(), 12);
     let expected = [only(Answer::Hit, "", 2), only(Answer::Unknown, "", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
-    assert_counted(&open, &scope, &keys, Answer::Unknown);
+    assert_counted(&open, &scope, &keys, Answer::Unknown.word());
     assert!(explain(&open, &scope, &keys).remembered_seconds <= opened.elapsed().as_secs());
     open.close();
 }

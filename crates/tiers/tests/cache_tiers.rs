@@ -56,6 +56,27 @@ fn pages_read_from_disk_are_promoted() {
     }
 }
 
+/// A store counts each call that asks it for pages that it lacks, as misses.
+#[test]
+fn lookup_asks_the_disk_tier_once_for_pages_that_no_tier_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = keys(1, 0, 20);
+    {
+        let below = open(&[&disk(&dir, 128)]);
+        assert_eq!(put(&below, &prompt[..12], 0), 12);
+    }
+    let cache = open(&[&host(&dir, 64), &format!("{} write=none", disk(&dir, 128))]);
+    assert_eq!(put(&cache, &prompt[..5], 0), 5);
+    let found = find_once(&cache, &prompt);
+    assert_eq!(spans(&found), [(Tier::Host, 5), (Tier::Disk, 7)]);
+    let below = ritornello_node::Options::new(dir.path().join("disk"));
+    let below = ritornello_node::open(&below).unwrap();
+    let counters = below.store().stats().unwrap().catalog.counters;
+    let counts = ["probes", "probed_pages", "hit_pages", "missed_unknown"];
+    assert_eq!(counts.map(|name| counters[name]), [1, 15, 7, 8]);
+    release(&cache, &found);
+}
+
 #[test]
 fn pages_found_on_disk_are_promoted_before_load() {
     for policy in ["best_effort", "wait_complete"] {

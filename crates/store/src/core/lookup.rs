@@ -64,12 +64,16 @@ impl StoreCore {
         scopes.iter().try_for_each(|scope| self.scopes.check(*scope))?;
         check_keys(keys)?;
         let mut pages = if scopes.is_empty() { 0 } else { keys.len() };
-        let (mut runs, mut lookups) = (Vec::new(), Vec::with_capacity(scopes.len()));
+        // The scope that lacks the first page that is not found in all scopes.
+        let mut ended = scopes.first().copied();
+        let mut runs = Vec::new();
         let mut state = self.state.lock();
         for (number, scope) in scopes.iter().enumerate() {
-            let requested = &keys[..pages];
-            pages = leading(&self.use_leading(&mut state, *scope, requested, &mut runs));
-            lookups.push((*scope, requested, pages));
+            let requested = pages;
+            pages = leading(&self.use_leading(&mut state, *scope, &keys[..pages], &mut runs));
+            if pages < requested {
+                ended = Some(*scope);
+            }
             if pages == 0 && number > 0 {
                 // No page is present in all scopes.
                 runs.clear();
@@ -82,7 +86,9 @@ impl StoreCore {
         }
         let leased = self.lease_leading(state, client, &runs, pages, ttl);
         // Count after the state's lock is released, because most calls wait for this lock.
-        lookups.iter().for_each(|(scope, keys, hit)| self.count_lookup(*scope, keys, *hit));
+        if let Some(scope) = ended {
+            self.count_lookup(scope, keys, pages);
+        }
         leased
     }
 
@@ -147,9 +153,9 @@ impl StoreCore {
         state.release_lease(lease.0);
     }
 
-    /// Counts a lookup of `keys`, of which the `hit` leading pages were found. In an unchained
-    /// scope too, the first missing page and all pages after it count as missed, for the reason why
-    /// the first is missing.
+    /// Counts a lookup of `keys`, of which the `hit` leading pages were found; `scope` lacks the
+    /// first page after them. In an unchained scope too, the first missing page and all pages after
+    /// it count as missed, for the reason why the first is missing.
     fn count_lookup(&self, scope: ScopeRef, keys: &[&[u8]], hit: usize) {
         let counters = &self.counters;
         counters.probes.add(1);

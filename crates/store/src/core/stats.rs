@@ -6,10 +6,12 @@ use super::state::State;
 use crate::stats::{
     CatalogStats, IoStats, LsmEstimate, PiecePercentiles, SpaceHealth, VolumeStats,
 };
+use crate::transfer_counts::{MISSED_UNREGISTERED, UNREGISTERED_PROBES};
 use ritornello_format::{
     Manifest, PageHash, Result, UNIT, VolumeRecord, WHOLE_PAGE_UNITS, units_of,
 };
 use ritornello_index::RunView;
+use std::collections::BTreeMap;
 
 /// Pages in more extents than this are counted as pages in this number of extents.
 const PIECES_MAX: usize = 64;
@@ -72,6 +74,18 @@ impl StoreCore {
         let (limbo, quarantined) = (state.space.limbo_units(), state.space.quarantined_units());
         let reserved = state.reservations.units() + state.space.withheld_units();
         let markers = manifest.volumes.iter().filter(|volume| !volume.is_retired()).count();
+        let counters = self.counters.snapshot().into_iter();
+        let mut counters: BTreeMap<String, u64> = counters
+            .chain(self.transfers.by_name())
+            .chain(self.decisions.counts.by_name())
+            .chain(self.queues.by_name())
+            .collect();
+        // Lookups in unregistered scopes are counted by the process that asks, and reported.
+        for (all, at) in [("probes", UNREGISTERED_PROBES), ("probed_pages", MISSED_UNREGISTERED)] {
+            if let Some(count) = counters.get_mut(all) {
+                *count = count.saturating_add(self.transfers.get(at));
+            }
+        }
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
             owner_epoch: manifest.owner_epoch,
@@ -125,14 +139,7 @@ impl StoreCore {
             },
             poisoned: self.poisoned(),
             absent_space,
-            counters: self
-                .counters
-                .snapshot()
-                .into_iter()
-                .chain(self.transfers.by_name())
-                .chain(self.decisions.counts.by_name())
-                .chain(self.queues.by_name())
-                .collect(),
+            counters,
             open_ms: self.lifecycle.opened.millis,
             dropped_at_open: self.lifecycle.opened.dropped.clone(),
         })

@@ -26,28 +26,27 @@ pub fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u3
 }
 
 /// Asserts the answer and the detail of the first span that is not a hit, that this span has an
-/// age, and, if the scope is registered, that a lookup counts, under this answer, the pages that it
-/// does not find.
+/// age, and that a lookup counts, under this answer or, if the scope is not registered, under
+/// `unregistered`, the pages that it does not find.
 pub fn assert_missed(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer, detail: &str) {
     let explanation = explain(open, scope, keys);
     let missed = explanation.spans.iter().find(|span| span.answer != Answer::Hit);
     let missed = missed.unwrap();
     assert_eq!((missed.answer, missed.detail.as_str()), (answer, detail), "{explanation:?}");
     assert!(missed.seconds_ago.is_some_and(|seconds| seconds <= explanation.remembered_seconds));
-    if explanation.is_registered {
-        assert_counted(open, scope, keys, answer);
-    }
+    let reason = if explanation.is_registered { answer.word() } else { "unregistered" };
+    assert_counted(open, scope, keys, reason);
 }
 
-/// Asserts that a lookup of `keys` counts, under `answer`, the pages that it does not find, and no
-/// page under another answer.
-pub fn assert_counted(open: &Open, scope: &Scope, keys: &[Vec<u8>], answer: Answer) {
+/// Asserts that a lookup of `keys` counts, for `reason`, the pages that it does not find, and no
+/// page for another reason.
+pub fn assert_counted(open: &Open, scope: &Scope, keys: &[Vec<u8>], reason: &str) {
     let counted = || {
         let counters = open.store.stats().unwrap().catalog.counters.into_iter();
         counters.filter(|(name, _)| name.starts_with("missed_")).collect::<BTreeMap<_, _>>()
     };
     let mut expected = counted();
     let found = open.store.probe(scope, &refs(keys)).unwrap();
-    *expected.get_mut(&format!("missed_{}", answer.word())).unwrap() += (keys.len() - found) as u64;
+    *expected.get_mut(&format!("missed_{reason}")).unwrap() += (keys.len() - found) as u64;
     assert_eq!(counted(), expected);
 }

@@ -41,17 +41,24 @@ impl LocalPrefix {
         let keys = pages.refs(0..pages.len());
         let mut all = Self::default();
         let mut at = 0;
+        // For each tier, the page at which its last answer ended.
+        let mut ended = vec![None; tiers.local.len()];
         for _ in 0..MAX_ROUNDS {
             let before = at;
-            for tier in &tiers.local {
+            for (tier, ended) in tiers.local.iter().zip(&mut ended) {
                 if at == keys.len() {
                     break;
+                }
+                // The tier lacks this page. Another call would count the same misses again.
+                if *ended == Some(at) {
+                    continue;
                 }
                 let leased = answered(tier, tier.store().lease(&pages.scope, &keys[at..], ttl))?;
                 let Some(leased) = leased else { continue };
                 all.keep_lease(at, tier, leased.lease);
                 all.add_span(tier.kind, leased.pages);
                 at += leased.pages;
+                *ended = Some(at);
             }
             if at == before || at == keys.len() || tiers.local.len() == 1 {
                 break;
