@@ -245,16 +245,24 @@ class LoadPlan:
                 self._store.note_prefill_avoided(load.before, tokens, load.seconds)
 
     def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
-        page = self._epoch.identity.alignment
-        probed = max(match.looked_up - match.local_tokens, 0) // page
+        """Counts the looked up pages that the engine lacked, of `Identity.alignment` tokens each:
+        hits, and misses by reason.
+        """
+        page, found, local = self._epoch.identity.alignment, match.found, match.local_tokens
+        probed = max(match.looked_up - local, 0) // page
         hits = external // page
         self._meter.add("probed_pages", probed)
         self._meter.add("hit_pages", hits)
-        if probed > hits:
-            reason = "not_found" if state.loads else "opted_out"
-            if self._composed and not external and match.found.tokens > match.local_tokens:
-                reason = "other_connector"  # MultiConnector loads the pages by another connector
-            self._meter.missed(reason, probed - hits)
+        missed, reason = probed - hits, "not_found" if state.loads else "opted_out"
+        if self._composed and not external and found.tokens > local:
+            reason = "other_connector"  # MultiConnector loads the pages by another connector
+        elif state.loads:
+            first = max(local + external, found.whole)
+            declined = max(found.declined_end - first, 0) // page
+            self._meter.missed("declined", declined)
+            missed -= declined
+        if missed > 0:
+            self._meter.missed(reason, missed)
 
 
 def _bytes_per_token(identity: Identity) -> int:

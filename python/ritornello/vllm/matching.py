@@ -25,7 +25,8 @@ class PrefixMatch:
     `pending`, `tiers` and `decision`: see `store.StoreHit`, for pages of `page_tokens` tokens.
     `present`: leading pages of full attention that are stored. `declined`: `present` is not 0,
     and the gate chose to load none of these pages. `whole`: tokens that full attention permits to
-    load; 0 without full attention.
+    load; 0 without full attention. `declined_end`: at least `whole`; the pages of full attention
+    between `whole` and `declined_end` tokens are stored, and the gate chose not to load them.
     """
 
     tokens: int
@@ -38,6 +39,7 @@ class PrefixMatch:
     present: int = 0
     declined: bool = False
     whole: int = 0
+    declined_end: int = 0
 
 
 # Maximum number of requests with pending windows that are remembered, to cancel the fetches of a
@@ -86,7 +88,7 @@ class Matcher:
         """Returns the longest prefix of at most `tokens` that can be loaded; None if a lookup of
         pages of full attention failed. Pages of windows whose lookup failed count as missing.
         """
-        most = self._floor(tokens)
+        most = stored_end = self._floor(tokens)
         stored = [0] * len(self._groups)
         leases: list[Lease] = []
         match = PrefixMatch(0, stored, leases)
@@ -104,8 +106,13 @@ class Matcher:
                 match.decision = hit.decision
                 match.present = hit.present
                 match.declined = not hit.pages and hit.present > 0
+            # Later bundles are looked up only for the pages that the gate chose in this bundle.
+            # Unless a bundle lacks one of them, the pages that the gate declined stay declined.
+            present = self._floor(hit.present * bundle.page_tokens)
+            stored_end = present if present < most else stored_end
             most = self._floor(hit.pages * bundle.page_tokens)
-        match.whole = most if self._whole else 0
+        if self._whole:
+            match.whole, match.declined_end = most, stored_end
         if most and self._windows:
             most, pending = self._with_windows(leases, hashes, most, prompt)
             if pending:
