@@ -1,4 +1,6 @@
-"""The counters of a cache over tiers, under the names that the engines' metrics use."""
+"""The counters of a cache over tiers, under the names that the engines' metrics use, and their help
+texts.
+"""
 
 from collections.abc import Mapping
 from time import perf_counter
@@ -8,6 +10,30 @@ from ritornello.connector.meter import Counts
 
 # Outcomes of prefetches from the remote.
 PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full")
+# Help texts of the counters without reasons.
+GATE_SECONDS = {
+    "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
+    "gate_regret_seconds": "Seconds by which loads that the gate had estimated, and the estimated "
+    "time to compute the remaining tokens, exceeded the estimated time to compute all tokens.",
+}
+
+
+def help_by_reason(pages: str) -> dict[str, str]:
+    """Returns the help texts of the counters with reasons. `pages`: the engine's word, in the
+    plural, for the pages that a tier holds.
+    """
+    counted = pages.capitalize()
+    return {
+        "gate_decisions": f"Decisions of the gate to load all, some or none of the found {pages}.",
+        "prefetches": "Prefetches from the remote, by outcome.",
+        "tier_written_pages": f"{counted} written to a tier from the tier above, by tier.",
+        "tier_dropped_pages": f"{counted} not written to a tier, by tier: its queue was full, it "
+        "refused or failed the write, or the beginning of the prompt was not known.",
+        "tier_lost_pages": f"{counted} not written to a tier because no other tier could supply "
+        "them, by tier.",
+        "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "
+        "failures or while all threads were busy (spared).",
+    }
 
 
 class CacheCounts:

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ritornello.connector.cache_counts import GATE_SECONDS, help_by_reason
 from ritornello.connector.meter import Counts
 
 logger = logging.getLogger("ritornello.lmcache")
@@ -30,21 +31,12 @@ COUNTERS = {
     "save_seconds": "Seconds of saves; concurrent saves count separately.",
     "deleted_pages": "Objects that LMCache deleted.",
     "errors": "Failed operations, such as calls to the store.",
-    "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
-    "after them, exceeded the estimated time to compute without a load.",
+    **GATE_SECONDS,
 }
 REASONS = {
     "missed_pages": "Objects that were to be loaded and were not, by reason.",
     "skipped_pages": "Objects that were offered and not stored, by reason.",
-    "gate_decisions": "Gate decisions (all, some, none).",
-    "prefetches": "Prefetches from the remote, by outcome.",
-    "tier_written_pages": "Objects written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Objects that were not written to a tier, by tier.",
-    "tier_lost_pages": "Objects not written to a tier because no other tier could supply "
-    "them, by tier.",
-    "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "
-    "failures or while all threads were busy (spared).",
+    **help_by_reason("objects"),
 }
 
 # For each adapter the function that returns its counts, and the value of its attribute `store`. An

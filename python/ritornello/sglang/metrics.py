@@ -11,6 +11,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from ritornello.connector.cache_counts import GATE_SECONDS, help_by_reason
 from ritornello.connector.meter import Counts
 
 if TYPE_CHECKING:
@@ -32,23 +33,13 @@ COUNTERS = {
     "saved_bytes": "Bytes of stored pages, including pages that were already stored.",
     "save_seconds": "Seconds of saves.",
     "errors": "Failed operations, such as calls to the store.",
-    "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
-    "after them, exceeded the estimated time to compute without a load.",
+    **GATE_SECONDS,
 }
 REASONS = {
     "missed_pages": "Pages that were to be loaded and were not, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "refused_pages": "Pages that SGLang passed in a form that is not served, by reason.",
-    "gate_decisions": "Decisions of the gate to load all, some or none of the pages found.",
-    "prefetches": "Prefetches of pieces of prompts, by outcome.",
-    "tier_written_pages": "Pages written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Pages not written to a tier because its queue was full or the write "
-    "failed, by tier.",
-    "tier_lost_pages": "Pages not written to a tier because no other tier could supply them, "
-    "by tier.",
-    "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "
-    "failures or while all threads were busy (spared).",
+    **help_by_reason("pages"),
 }
 
 # Prometheus registers a name once in a process: storages that are attached later use the same

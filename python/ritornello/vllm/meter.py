@@ -10,18 +10,6 @@ from ritornello.connector.meter import Counts, Meter
 # have changed, because each report is a message between processes.
 REPORT_SECONDS = 0.1
 
-# Counters with a label `reason`, counted as "name:reason".
-BY_REASON = (
-    "missed_pages",
-    "skipped_pages",
-    "gate_decisions",
-    "prefetches",
-    "tier_written_pages",
-    "tier_dropped_pages",
-    "tier_lost_pages",
-    "remote_calls",
-)
-
 
 class StepMeter(Meter):
     """Counts of one side of the connector (scheduler or worker). Amounts that `add` added are

@@ -10,8 +10,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from ritornello.connector.cache_counts import GATE_SECONDS, help_by_reason
 from ritornello.connector.meter import Counts
-from ritornello.vllm.meter import BY_REASON
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,9 +26,6 @@ COUNTERS = {
     "layer_loads": "Loads that arrived layer by layer while a step computed.",
     "step_loads": "Loads that a step waited for before its first layer.",
     "apart_loads": "Asynchronous loads: no step waited for them, and other requests ran.",
-    "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which loads that the gate had estimated, and the estimated "
-    "time to compute the remaining tokens, exceeded the estimated time to compute all tokens.",
     "saved_pages": "Pages stored, including pages that were already stored.",
     "saved_bytes": "Bytes written to the store.",
     "save_seconds": "Time that the engine spent handing pages over to be saved.",
@@ -38,18 +35,12 @@ COUNTERS = {
     "hook_seconds": "Time inside the connector's hooks, scheduler and worker together.",
     "step_seconds": "Time of the engine's steps, measured by the worker.",
     "steps": "Engine steps.",
+    **GATE_SECONDS,
 }
 REASONS = {
     "missed_pages": "Pages that were probed, or were to be loaded, and were not loaded, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
-    "gate_decisions": "Decisions of the gate to load all, some or none of the found pages.",
-    "prefetches": "Prefetches of objects from the remote, by outcome.",
-    "tier_written_pages": "Objects of pages written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Objects that were not written to a tier, by tier.",
-    "tier_lost_pages": "Objects not written to a tier because no other tier could supply "
-    "them, by tier.",
-    "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "
-    "failures or while all threads were busy (spared).",
+    **help_by_reason("objects"),
 }
 
 
@@ -105,10 +96,10 @@ class RitornelloPromMetrics(KVConnectorPromMetrics):
         self._by_reason = {
             name: self._counter_cls(
                 name=f"vllm:ritornello_{name}",
-                documentation=REASONS[name],
+                documentation=help_text,
                 labelnames=[*labelnames, "reason"],
             )
-            for name in BY_REASON
+            for name, help_text in REASONS.items()
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:

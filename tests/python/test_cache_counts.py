@@ -1,0 +1,57 @@
+"""The counters of a cache over tiers on the engines' metrics, and their help texts."""
+
+import runpy
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import ritornello as rt
+from ritornello.connector.cache_counts import GATE_SECONDS, counts_of, help_by_reason
+from ritornello.vllm.tier.counts import COUNTERS
+
+VLLM_METRICS = Path(rt.__file__).parent / "vllm" / "metrics.py"
+
+
+def test_every_counter_of_a_cache_has_a_help_text(tmp_path: Path) -> None:
+    tiers = [f"disk {tmp_path}/disk 64MiB", f"file://{tmp_path}/far"]
+    with rt.Cache.open(tiers) as cache:
+        counts = counts_of(cache.stats())
+    plain = {name for name in counts if ":" not in name}
+    assert plain == GATE_SECONDS.keys()
+    by_reason = {name.partition(":")[0] for name in counts} - plain
+    assert by_reason == help_by_reason("pages").keys()
+
+
+def metrics_of_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Returns the names in `vllm/metrics.py`, with stand-ins for the imported classes of vLLM."""
+    parts = ("vllm", "distributed", "kv_transfer", "kv_connector", "v1", "metrics")
+    for end in range(1, len(parts) + 1):
+        name = ".".join(parts[:end])
+        module: Any = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+    module.KVConnectorPromMetrics = module.KVConnectorStats = object
+    return runpy.run_path(str(VLLM_METRICS))
+
+
+@pytest.mark.parametrize(
+    ("engine", "pages"),
+    [("vllm", "objects"), ("tier", "chunks"), ("sglang", "pages"), ("lmcache", "objects")],
+)
+def test_engines_publish_the_counters_of_a_cache_with_equal_texts(
+    monkeypatch: pytest.MonkeyPatch, engine: str, pages: str
+) -> None:
+    if engine == "tier":
+        plain = {name: text for name, (text, by_reason) in COUNTERS.items() if not by_reason}
+        reasons = {name: text for name, (text, by_reason) in COUNTERS.items() if by_reason}
+    elif engine == "vllm":
+        found = metrics_of_vllm(monkeypatch)
+        plain, reasons = found["COUNTERS"], found["REASONS"]
+    else:
+        module = import_module(f"ritornello.{engine}.metrics")
+        plain, reasons = module.COUNTERS, module.REASONS
+    assert plain.items() >= GATE_SECONDS.items()
+    assert reasons.items() >= help_by_reason(pages).items()
