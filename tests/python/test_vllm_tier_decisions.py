@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from held_remote import Held
 from support import SMALL
-from tier_support import TOKENS, Request, TierHarness, offload_keys
+from tier_support import TOKENS, Noted, Request, TierHarness, offload_keys
 
 from ritornello.vllm.tier.cache import Found, Prompt
 from ritornello.vllm.tier.call_thread import Call
@@ -21,24 +21,6 @@ from servers.child import owner_of
 
 KEYS = offload_keys("a", 8)
 WINDOW = offload_keys("a", 8, group=1)
-
-
-class Noted:
-    """Receives the decisions that a tier records, in place of the store."""
-
-    def __init__(self, rig: TierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._noted: list[tuple[Any, ...]] = []
-        self.estimate: Any = None
-        monkeypatch.setattr(rig.store, "note_decision", self._note)
-
-    def _note(self, request: str, scope: Any, keys: Any, outcome: str, **more: Any) -> None:
-        named = (more["found"], more["loaded"], more["detail"])
-        self._noted.append((request, outcome, len(keys), *named))
-        self.estimate = more["estimate"]
-
-    def take(self) -> list[tuple[Any, ...]]:
-        noted, self._noted = self._noted, []
-        return noted
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from support import Bytes, pages_of
 
 import ritornello as rt
@@ -224,3 +225,21 @@ class TierHarness:
     def _transfer(self, request: Request, keys: Sequence[bytes], rows: range) -> Transfer:
         self._job += 1
         return Transfer(self._job, keys, np.array(rows, np.int32), request)
+
+
+class Noted:
+    """Receives the decisions that a tier records, in place of the store."""
+
+    def __init__(self, rig: TierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._noted: list[tuple[Any, ...]] = []
+        self.estimate: Any = None
+        monkeypatch.setattr(rig.store, "note_decision", self._note)
+
+    def _note(self, request: str, scope: Any, keys: Any, outcome: str, **more: Any) -> None:
+        named = (more["found"], more["loaded"], more["detail"])
+        self._noted.append((request, outcome, len(keys), *named))
+        self.estimate = more["estimate"]
+
+    def take(self) -> list[tuple[Any, ...]]:
+        noted, self._noted = self._noted, []
+        return noted

@@ -3,10 +3,10 @@ or a tier only a part.
 
 `OffloadingPath` passes the configuration to the tier that it adds to vLLM's list of tiers. In two
 other cases (`of_spec`, `of_outermost`) vLLM offers no way to receive it, and this module reads the
-local variables of vLLM's constructors that are running. `key_positions` reads a private attribute
-of vLLM's requests. No other module reads such variables or attributes. `test_tier_interface.py` and
-`test_interface.py` (in tests/engines) check the names and the order of calls in the sources of vLLM
-0.32.0 and 0.33.0.
+local variables of vLLM's constructors that are running. `key_positions` and `has_no_keys` read a
+private attribute of vLLM's requests. No other module reads such variables or attributes.
+`test_tier_interface.py` and `test_interface.py` (in tests/engines) check the names and the order of
+calls in the sources of vLLM 0.32.0 and 0.33.0.
 """
 
 import sys
@@ -77,3 +77,10 @@ def key_positions(context: Any) -> Mapping[bytes, int]:
     """
     positions: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
     return positions
+
+
+def has_no_keys(context: Any) -> bool:
+    """Returns whether vLLM has recorded no key of a request so far. False if the private attribute
+    is missing.
+    """
+    return getattr(context, "_offload_key_positions", None) == {}

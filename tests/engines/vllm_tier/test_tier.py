@@ -99,6 +99,8 @@ def test_request_is_explained_by_the_returned_id(engine: TierEngine, store_path:
     engine.forget_all()
     refused = engine.ask(asked, params={"ritornello.no_load": True})[0]
     assert decisions(explain(store_path, refused.request_id)) == [("not_cacheable", chunks, 0, 0)]
+    short = engine.ask(asked[: BLOCK - 1])[0]
+    assert decisions(explain(store_path, short.request_id)) == [("too_short", 0, 0, 0)]
 
 
 def test_decisions_of_client_reach_the_owner(told: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def test_only_cache_reset_drains_jobs(sources: Sources) -> None:
     [
         ("config", "OffloadingParallelConfig", {"dcp_size", "pcp_size", "pp_size", "tp_size"}),
         ("base", "ReqContext", {"_offload_key_positions", "kv_transfer_params", "req_id"}),
-        ("base", "ScheduleEndContext", {"preempted_req_ids"}),
+        ("base", "ScheduleEndContext", {"new_req_ids", "preempted_req_ids"}),
         ("base", "OffloadingKVEventsConfig", {"self_describing_kv_events"}),
         ("base", "OffloadingMetricMetadata", {"documentation", "labelnames"}),
     ],

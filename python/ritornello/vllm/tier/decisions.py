@@ -2,9 +2,10 @@
 `ritornello explain`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from ritornello.vllm.engine_config import has_no_keys
 from ritornello.vllm.tier.requests import RecordedDecision, RequestState
 from ritornello.vllm.tier.sequence import Context, Group, chunk_number
 from ritornello.vllm.tier.store import ChunkStore
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class DecisionLog:
     """Records one decision for each lookup of the leading chunks of a prompt, in groups with full
     attention. A lookup begins at the first chunk that vLLM lacks. Chunks whose position in the
-    prompt is not known have no decisions.
+    prompt is not known have no decisions. Records also a decision for each prompt that is shorter
+    than a chunk, about which vLLM asks nothing.
 
     vLLM repeats the lookups of waiting requests. A decision is not recorded if it equals the last
     decision about its request and group, or if the last decision covers it
@@ -29,6 +31,36 @@ class DecisionLog:
 
     def __init__(self, store: ChunkStore) -> None:
         self._store = store
+        # Requests that vLLM has not scheduled yet.
+        self._unscheduled: dict[str, Context] = {}
+
+    def begin_request(self, context: Context) -> None:
+        self._unscheduled[context.req_id] = context
+
+    def end_request(self, request: str) -> None:
+        self._unscheduled.pop(request, None)
+
+    def record_scheduled(self, requests: Collection[str], scope: "Scope") -> None:
+        """Records which of `requests`, which vLLM has scheduled for the first time, have no
+        complete chunk. Before the end of the step vLLM records the keys of all complete chunks of
+        these requests.
+        """
+        for request in requests:
+            context = self._unscheduled.pop(request, None)
+            if context is not None and has_no_keys(context):
+                try:
+                    self._store.note_decision(
+                        request,
+                        scope,
+                        (),
+                        "too_short",
+                        found=0,
+                        loaded=0,
+                        detail="",
+                        estimate=None,
+                    )
+                except Exception as error:
+                    self._store.record_failure("note_decision", error)
 
     def record_lookup(
         self,

@@ -215,7 +215,10 @@ class RitornelloTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: "ScheduleEndContext") -> None:
         def action(tier: Tier) -> None:
-            tier.end_step((context.preempted_req_ids or ()) if context else ())
+            if context:
+                tier.end_step(context.preempted_req_ids or (), context.new_req_ids or ())
+            else:
+                tier.end_step()
             if self._async_lookups is not None:
                 self._async_lookups.flush()
 

@@ -108,12 +108,14 @@ class Tier:
 
     def begin_request(self, context: Context) -> None:
         self._state_of(context)
+        self._decisions.begin_request(context)
 
     def end_request(self, context: Context) -> None:
         """Ends an answered or aborted request; its jobs may still run."""
         state = self._requests.pop(context.req_id, None)
         self._active_requests.discard(context.req_id)
         self._requests_before_reset.discard(context.req_id)
+        self._decisions.end_request(context.req_id)
         if state is not None:
             self._lookups.forget(state)
             self._release(state)
@@ -355,10 +357,15 @@ class Tier:
             return False
         return self._covered.pop(load, None) != self._guard.covered or self._guard.changed()
 
-    def end_step(self, preempted: Collection[str] = ()) -> None:
+    def end_step(self, preempted: Collection[str] = (), scheduled: Collection[str] = ()) -> None:
         """Releases the leases that no load of this step has taken over. Called after vLLM has
-        submitted all loads of the step, in which it `preempted` requests.
+        submitted all loads of the step, in which it `preempted` requests and for the first time
+        `scheduled` others.
         """
+        for group, scope in self._scopes.values():
+            if group.chained:
+                self._decisions.record_scheduled(scheduled, scope)
+                break
         for request in preempted:
             if request in self._requests:
                 self._lookups.forget(self._requests[request])
