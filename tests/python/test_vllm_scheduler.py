@@ -270,11 +270,19 @@ def test_clean_reset_keeps_worker_refusal(
     assert store.lookups == 0
 
 
-def test_close_releases_every_lease(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    side.matched_tokens(asked, 0)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_close_releases_every_lease(store: FakeStore, blocks: Blocks, asynchronous: bool) -> None:
+    side = side_of(store, blocks, identity(), asynchronous=asynchronous)
+    claimed, loading = request(300, name="claimed"), request(300, name="loading")
+    for asked in (claimed, loading):
+        keep(store, asked, 3)
+        assert side.matched_tokens(asked, 0) == (3 * TOKENS, asynchronous)
+    side.request_admitted(loading, BLOCKS, 3 * TOKENS)
+    assert len(side.plan(step_of({})).loads) == 1
+    assert len(store.leases) == 2
     side.close()
+    assert store.closed
+    assert not store.leases
 
 
 def test_identity_is_sent_first_and_after_change(side: SchedulerSide) -> None:

@@ -75,6 +75,7 @@ class FakeStore:
     noted: list[tuple[str, str, int, dict[str, Any]]] = field(default_factory=list)
     # Whether `note_decision` raises.
     refuses_decisions: bool = False
+    closed: bool = False
 
     def lookup(
         self,
@@ -135,7 +136,8 @@ class FakeStore:
         self.failed.append(f"{operation}: {error}")
 
     def close(self) -> None:
-        assert not self.leases
+        assert not self.leases, "leases must be released before the store is closed"
+        self.closed = True
 
     def keep(self, keys: Sequence[bytes], object_id: ObjectId = FIRST, epoch: bytes = b"") -> None:
         self.pages |= {(epoch, object_id, key) for key in keys}
