@@ -84,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
             nargs="?",
             const="-",
             metavar="FILE",
-            help="print all results as JSON instead of tables; with FILE, write them to it and print "
-            "the tables",
+            help="print all results as JSON instead of tables; with FILE, write them to it, and "
+            "print the tables",
         )
     return arguments
 

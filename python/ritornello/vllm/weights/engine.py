@@ -174,8 +174,7 @@ class EngineHooks:
         return counters
 
     def _check_workers(self, core: Any) -> None:
-        """Lets the workers check their weights. If this call fails, the weights count as changed.
-        """
+        """Lets the workers check their weights, which count as changed if this call fails."""
         counters = self._counters.get(core)
         if counters is None:
             return
