@@ -43,7 +43,13 @@ fn line(span: &KeySpan, explanation: &Explanation) -> String {
         Answer::AbsentVolume => {
             format!("stored in space that is absent ({detail}): mount it, or check its disk")
         }
-        Answer::Evicted => format!("evicted{ago}, {}", evicted(detail)),
+        Answer::Evicted => {
+            let (cause, by) = match detail.split_once(" by ") {
+                None => (detail, String::new()),
+                Some((cause, policy)) => (cause, format!(" by the policy {policy}")),
+            };
+            format!("evicted{ago}{by}, {}", evicted(cause))
+        }
         Answer::Removed => format!("removed{ago}, {}", removed(detail)),
         Answer::Damaged => {
             format!("removed as damaged{ago}, {}", damaged(detail))
@@ -161,6 +167,9 @@ mod tests {
         let explanation = Explanation::default();
         let evicted = line(&span(Answer::Evicted, "space"), &explanation);
         assert!(evicted.starts_with("key 4: evicted 40 s ago, because a put"), "{evicted}");
+        let by_policy = line(&span(Answer::Evicted, "space by 2q"), &explanation);
+        let (begin, end) = ("key 4: evicted 40 s ago by the policy 2q", ", because a put");
+        assert!(by_policy.starts_with(&format!("{begin}{end}")), "{by_policy}");
         let several = KeySpan { pages: 3, seconds_ago: None, ..span(Answer::Hit, "") };
         assert_eq!(line(&several, &explanation), "keys 4 to 6: hit");
         assert_eq!(
@@ -173,7 +182,7 @@ mod tests {
     fn every_remembered_answer_has_its_own_text() {
         let explanation = Explanation::default();
         let lines = remembered_answers().map(|(answer, detail)| {
-            let said = line(&span(answer, detail), &explanation);
+            let said = line(&span(answer, &detail), &explanation);
             assert!(said.contains(": ") && !said.contains("because of"), "{said}");
             said
         });
@@ -181,6 +190,11 @@ mod tests {
         assert!((1..lines.len()).all(|at| !lines[..at].contains(&lines[at])), "{lines:?}");
         let said = line(&span(Answer::Evicted, "a cause of a later version"), &explanation);
         assert!(said.ends_with("because of a cause of a later version"), "{said}");
+        let said = line(&span(Answer::Evicted, "a later cause by a later policy"), &explanation);
+        assert!(
+            said.ends_with(" by the policy a later policy, because of a later cause"),
+            "{said}"
+        );
     }
 
     #[test]

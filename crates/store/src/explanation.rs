@@ -51,7 +51,10 @@ pub enum Answer {
     NotYetVisible,
     /// Stored in a volume or segment that cannot be used now. The detail says where and why.
     AbsentVolume,
-    /// Evicted. The detail is the label `cause` of the metric `ritornello_evicted_pages_total`.
+    /// Evicted. The detail is the label `cause` of the metric `ritornello_evicted_pages_total`,
+    /// then, except for `segment`, ` by ` and the eviction policy in force at the eviction: the
+    /// policy of the store or, for `quota`, of the scope. For `adaptive` it is the policy that
+    /// `adaptive` followed then. Owners of earlier builds omit the policy.
     Evicted,
     /// Removed by a caller. The detail is `deleted` (the page, or in a chained scope a page before
     /// it), `scope_dropped` (the scope with all its pages) or `directory_forgotten`.

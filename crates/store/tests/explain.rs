@@ -9,6 +9,7 @@ use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::admission::AdmissionMode;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{
     Answer, CapacityChange, Catalog, ClientId, EXPLAINED_KEYS_MAX, Explanation, IndexKind, Options,
     ReserveRequest,
@@ -90,14 +91,37 @@ fn evicted_pages_have_cause_quota_or_space() {
     for name in 0..4 {
         assert_eq!(put(&open.store, &tenant, &sequence(name, 8), None).pages, 8);
     }
-    assert_missed(&open, &tenant, &sequence(0, 8), Answer::Evicted, "quota");
+    // Each quota has its own policy, which is `lru`.
+    assert_missed(&open, &tenant, &sequence(0, 8), Answer::Evicted, "quota by lru");
     for name in 0..40 {
         put(&open.store, &scope, &sequence(name, 8), None);
     }
     let evicted =
         (0..40).find(|name| open.store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() < 8);
-    assert_missed(&open, &scope, &sequence(evicted.unwrap(), 8), Answer::Evicted, "space");
+    // `adaptive`, the default, follows `density` at first.
+    let detail = "space by density";
+    assert_missed(&open, &scope, &sequence(evicted.unwrap(), 8), Answer::Evicted, detail);
     open.close();
+}
+
+#[test]
+fn evicted_pages_name_the_policy_of_their_eviction() {
+    let dir = tempfile::tempdir().unwrap();
+    let scope = chained(PAGE);
+    let policies = [PolicyKind::Lru, PolicyKind::Arc, PolicyKind::TwoQ, PolicyKind::S3Fifo];
+    for (policy, first) in policies.into_iter().zip((0..).step_by(40)) {
+        let opts = Options { eviction: policy, ..options(dir.path(), 12) };
+        let open = open_on(Arc::new(Host), &opts).unwrap();
+        for name in first..first + 40 {
+            put(&open.store, &scope, &sequence(name, 8), None);
+        }
+        let is_evicted =
+            |name: &u64| open.store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() < 8;
+        let evicted = (first..first + 40).find(is_evicted).unwrap();
+        let detail = format!("space by {}", policy.word());
+        assert_missed(&open, &scope, &sequence(evicted, 8), Answer::Evicted, &detail);
+        open.close();
+    }
 }
 
 #[test]
@@ -122,7 +146,7 @@ fn page_evicted_for_the_index_has_cause_index() {
     open.core.run_once();
     let is_stored = |name: &u64| open.store.probe(&scope, &refs(&sequence(*name, 1))).unwrap() == 1;
     let evicted = (0..refused).find(|name| !is_stored(name)).unwrap();
-    assert_missed(&open, &scope, &sequence(evicted, 1), Answer::Evicted, "index");
+    assert_missed(&open, &scope, &sequence(evicted, 1), Answer::Evicted, "index by density");
     open.close();
 }
 

@@ -38,7 +38,7 @@ def test_request_is_explained_by_the_returned_id(engine: Engine, store_path: Pat
     evict_all(store_path)
     entry = explain(store_path, warm.request_id)
     assert decisions(entry) == [("loaded", PAGES, PAGES, PAGES)]
-    assert answers(entry) == [("evicted", "quota", PAGES)]
+    assert answers(entry) == [("evicted", "quota by lru", PAGES)]
     short = engine.ask(asked[: BLOCK // 2])[0]
     assert decisions(explain(store_path, short.request_id)) == [("too_short", 0, 0, 0)]
 

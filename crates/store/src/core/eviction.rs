@@ -2,7 +2,6 @@
 
 use super::StoreCore;
 use super::eviction_cause::EvictionCause;
-use super::miss_causes::MissCause;
 use super::state::State;
 use super::step::STEP_UNITS;
 use crate::eviction::Victim;
@@ -96,12 +95,13 @@ impl StoreCore {
         cause: EvictionCause,
     ) -> bool {
         let mut pages = 0;
+        let policy = state.residents.followed_policy(slot);
         for victim in victims {
             let removed = self.index.truncate(victim.run, victim.keep_pages);
             if removed.is_empty() {
                 state.residents.forget_victim(slot, victim.run);
             }
-            self.miss_causes.note_removed(&removed, MissCause::Evicted(cause));
+            self.miss_causes.note_evicted(&removed, cause, policy);
             pages += state.apply_removals(removed, None).0;
         }
         self.count_evicted(pages, cause);

@@ -25,4 +25,9 @@ impl EvictionCause {
             Self::Segment => "segment",
         }
     }
+
+    /// Whether an eviction policy chooses the pages.
+    pub(in crate::core) const fn is_by_policy(self) -> bool {
+        !matches!(self, Self::Segment)
+    }
 }

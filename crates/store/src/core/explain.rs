@@ -157,9 +157,9 @@ impl StoreCore {
             } else if scope.is_some_and(|scope| self.index.locate(scope.slot, *hash).is_some()) {
                 // The page was committed after the index was searched.
                 *reason = Answer::NotYetVisible.into();
-            } else if let Some((cause, time)) = self.miss_causes.of(*hash) {
-                let (answer, detail) = cause.answer();
-                *reason = Reason { answer, detail: Cow::Borrowed(detail), time: Some(time) };
+            } else if let Some(remembered) = self.miss_causes.of(*hash) {
+                let (answer, detail) = remembered.answer();
+                *reason = Reason { answer, detail, time: Some(remembered.time) };
             }
         }
     }

@@ -8,10 +8,12 @@
 
 use super::eviction_cause::EvictionCause;
 use crate::catalog::Refusal;
+use crate::eviction::PolicyKind;
 use crate::explanation::Answer;
 use parking_lot::Mutex;
 use ritornello_format::{PageHash, ScopeId};
 use ritornello_index::Removed;
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -25,13 +27,17 @@ const WAYS: usize = 4;
 const BUCKETS_MAX: usize = TABLE_BYTES_MAX / size_of::<Bucket>();
 /// Maximum dropped scopes that are remembered.
 const SCOPES_MAX: usize = 1024;
-/// Bits of [`Entry`]'s second word that have the number of the cause; the other bits have the time.
-const NUMBER_BITS: u32 = 8;
+/// Lowest bits of [`Entry`]'s second word, which have the number of the cause.
+const CAUSE_BITS: u32 = 5;
+/// Bits above the cause, which have the number of the policy; the other bits have the time.
+const POLICY_BITS: u32 = 3;
+const _: () = assert!(MissCause::ALL.len() < 1 << CAUSE_BITS);
+const _: () = assert!(PolicyKind::ALL.len() < 1 << POLICY_BITS);
 /// The detail of [`Answer::Removed`] for a page of a dropped scope.
 pub(in crate::core) const SCOPE_DROPPED: &str = "scope_dropped";
 
-/// The high half of a page's hash; then the time of the miss cause, in microseconds since the store
-/// was opened, and the number of the cause. The second word is zero in an unused entry.
+/// The high half of a page's hash; then a [`Remembered`] in one word, which is zero in an unused
+/// entry.
 type Entry = [u64; 2];
 
 /// The newest entry first.
@@ -95,8 +101,8 @@ numbers! {
 }
 
 impl MissCause {
-    /// The answer, and its detail.
-    pub(in crate::core) const fn answer(self) -> (Answer, &'static str) {
+    /// The answer, and its detail without a policy.
+    const fn answer(self) -> (Answer, &'static str) {
         match self {
             Self::Evicted(cause) => (Answer::Evicted, cause.word()),
             Self::Deleted => (Answer::Removed, "deleted"),
@@ -109,10 +115,55 @@ impl MissCause {
     }
 }
 
+/// A miss cause as the table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) struct Remembered {
+    cause: MissCause,
+    /// The policy that was followed when it chose the page to be evicted; `None` if no policy chose
+    /// the page.
+    policy: Option<PolicyKind>,
+    /// Microseconds since the store was opened.
+    pub(in crate::core) time: u64,
+}
+
+impl Remembered {
+    const fn encode(self) -> u64 {
+        let policy = match self.policy {
+            None => 0,
+            Some(policy) => policy as u64 + 1,
+        };
+        (self.time << POLICY_BITS | policy) << CAUSE_BITS | self.cause.number()
+    }
+
+    /// Reads the second word of an [`Entry`] in use.
+    fn decode(value: u64) -> Option<Self> {
+        let cause = MissCause::numbered(value & ((1 << CAUSE_BITS) - 1))?;
+        let policy = (value >> CAUSE_BITS) as usize & ((1 << POLICY_BITS) - 1);
+        let policy = policy.checked_sub(1).and_then(|at| PolicyKind::ALL.get(at).copied());
+        Some(Self { cause, policy, time: value >> (CAUSE_BITS + POLICY_BITS) })
+    }
+
+    /// The answer, and its detail.
+    pub(in crate::core) fn answer(self) -> (Answer, Cow<'static, str>) {
+        let (answer, word) = self.cause.answer();
+        let detail = self.policy.map(|policy| format!("{word} by {}", policy.word()));
+        (answer, detail.map_or(Cow::Borrowed(word), Cow::Owned))
+    }
+}
+
 /// Returns all answers that an owner remembers, each with its detail.
-pub fn remembered_answers() -> impl Iterator<Item = (Answer, &'static str)> {
-    let dropped = (Answer::Removed, SCOPE_DROPPED);
-    MissCause::ALL.into_iter().map(MissCause::answer).chain([dropped])
+pub fn remembered_answers() -> impl Iterator<Item = (Answer, Cow<'static, str>)> {
+    let all = MissCause::ALL.into_iter().flat_map(|cause| {
+        let is_by_policy = matches!(cause, MissCause::Evicted(cause) if cause.is_by_policy());
+        let none = (!is_by_policy).then_some(None);
+        let policies = PolicyKind::ALL.into_iter().filter(move |policy| {
+            // `adaptive` follows another policy, which is remembered.
+            is_by_policy && *policy != PolicyKind::Adaptive
+        });
+        let policies = none.into_iter().chain(policies.map(Some));
+        policies.map(move |policy| Remembered { cause, policy, time: 0 }.answer())
+    });
+    all.chain([(Answer::Removed, Cow::Borrowed(SCOPE_DROPPED))])
 }
 
 /// The miss causes since the store was opened. Times are in microseconds from the opening. The
@@ -152,11 +203,27 @@ impl MissCauses {
 
     /// Records that the index removed pages.
     pub(in crate::core) fn note_removed(&self, removed: &[Removed], cause: MissCause) {
-        self.note(removed.iter().flat_map(|gone| &gone.hashes).copied(), cause);
+        self.note(hashes(removed), cause);
+    }
+
+    /// Records that the index removed pages that an eviction policy chose. `policy` is the policy
+    /// that was followed.
+    pub(in crate::core) fn note_evicted(
+        &self,
+        removed: &[Removed],
+        cause: EvictionCause,
+        policy: Option<PolicyKind>,
+    ) {
+        let cause = MissCause::Evicted(cause);
+        self.remember(hashes(removed), Remembered { cause, policy, time: self.now() });
     }
 
     fn note_at(&self, pages: impl IntoIterator<Item = PageHash>, cause: MissCause, time: u64) {
-        let value = time << NUMBER_BITS | cause.number();
+        self.remember(pages, Remembered { cause, policy: None, time });
+    }
+
+    fn remember(&self, pages: impl IntoIterator<Item = PageHash>, remembered: Remembered) {
+        let value = remembered.encode();
         for page in pages.into_iter().filter(|page| *page != PageHash::NONE) {
             // Lock the table anew for each page: a lock that no thread waits for costs less than
             // the memory access, and an explanation of misses, which reads one bucket under the
@@ -170,21 +237,20 @@ impl MissCauses {
         }
     }
 
-    /// The last miss cause of a page, and its time; `None` if none is remembered.
-    pub(in crate::core) fn of(&self, page: PageHash) -> Option<(MissCause, u64)> {
+    /// The last miss cause of a page; `None` if none is remembered.
+    pub(in crate::core) fn of(&self, page: PageHash) -> Option<Remembered> {
         let table = self.table.lock();
         let bucket = table[bucket_of(page, table.len())];
         drop(table);
         let [_, value] = bucket.into_iter().find(|entry| is_of(entry, page))?;
-        let cause = MissCause::numbered(value & ((1 << NUMBER_BITS) - 1))?;
-        Some((cause, value >> NUMBER_BITS))
+        Remembered::decode(value)
     }
 
     /// The answer of a page's last miss cause, or [`Answer::Removed`] if its scope was dropped
     /// since. [`Answer::Unknown`] if no cause is remembered: the page may have been dropped with
     /// its scope, never offered, or displaced from the table.
     pub(in crate::core) fn answer(&self, scope: ScopeId, page: PageHash) -> Answer {
-        let Some((cause, time)) = self.of(page) else { return Answer::Unknown };
+        let Some(Remembered { cause, time, .. }) = self.of(page) else { return Answer::Unknown };
         let is_older = self.dropped_at(scope).is_some_and(|dropped| time <= dropped);
         if is_older { Answer::Removed } else { cause.answer().0 }
     }
@@ -207,6 +273,10 @@ impl MissCauses {
     }
 }
 
+fn hashes(removed: &[Removed]) -> impl Iterator<Item = PageHash> {
+    removed.iter().flat_map(|gone| &gone.hashes).copied()
+}
+
 fn bucket_of(page: PageHash, buckets: usize) -> usize {
     page.low() as usize % buckets
 }
@@ -226,6 +296,13 @@ mod tests {
 
     const EVICTED: MissCause = MissCause::Evicted(EvictionCause::Quota);
 
+    /// The last miss cause of a page that no policy chose, and its time.
+    fn known(causes: &MissCauses, page: PageHash) -> Option<(MissCause, u64)> {
+        let Remembered { cause, policy, time } = causes.of(page)?;
+        assert_eq!(policy, None);
+        Some((cause, time))
+    }
+
     #[test]
     fn every_cause_is_remembered() {
         let causes = MissCauses::new(u64::MAX);
@@ -233,12 +310,38 @@ mod tests {
             causes.note_at([page(at, 7), page(at, 8)], cause, at);
         }
         for (at, cause) in (1..).zip(MissCause::ALL) {
-            assert_eq!(causes.of(page(at, 7)), Some((cause, at)));
-            assert_eq!(causes.of(page(at, 8)), Some((cause, at)));
-            assert_eq!(causes.of(page(at, 9)), None);
+            assert_eq!(known(&causes, page(at, 7)), Some((cause, at)));
+            assert_eq!(known(&causes, page(at, 8)), Some((cause, at)));
+            assert_eq!(known(&causes, page(at, 9)), None);
         }
         let words: Vec<_> = remembered_answers().collect();
         assert!((1..words.len()).all(|at| !words[..at].contains(&words[at])), "{words:?}");
+    }
+
+    #[test]
+    fn policy_is_remembered_with_cause_and_time() {
+        let causes = MissCauses::new(u64::MAX);
+        let latest = (1 << (u64::BITS - CAUSE_BITS - POLICY_BITS)) - 1;
+        for (at, cause) in (1..).zip(MissCause::ALL) {
+            for (number, policy) in (0..).zip([None].into_iter().chain(PolicyKind::ALL.map(Some))) {
+                let remembered = Remembered { cause, policy, time: latest - number };
+                causes.remember([page(at, 7)], remembered);
+                assert_eq!(causes.of(page(at, 7)), Some(remembered));
+            }
+        }
+        let removed = Removed {
+            run: ritornello_index::RunId(1),
+            scope: ritornello_format::ScopeSlot(0),
+            pages: 2,
+            hashes: vec![page(1, 8), page(2, 8)],
+            whole: true,
+            extents: Vec::new(),
+        };
+        causes.note_evicted(&[removed], EvictionCause::Space, Some(PolicyKind::TwoQ));
+        for at in [1, 2] {
+            let (answer, detail) = causes.of(page(at, 8)).unwrap().answer();
+            assert_eq!((answer, detail.as_ref()), (Answer::Evicted, "space by 2q"));
+        }
     }
 
     #[test]
@@ -250,10 +353,10 @@ mod tests {
         // A page that is recorded again is as new as a new page, and takes no second entry.
         causes.note_at([page(3, 0)], MissCause::Deleted, 0);
         causes.note_at([page(3, 99)], EVICTED, 0);
-        assert_eq!(causes.of(page(3, 1)), None);
-        assert_eq!(causes.of(page(3, 0)), Some((MissCause::Deleted, 0)));
+        assert_eq!(known(&causes, page(3, 1)), None);
+        assert_eq!(known(&causes, page(3, 0)), Some((MissCause::Deleted, 0)));
         for kept in [2, 3, 99] {
-            assert_eq!(causes.of(page(3, kept)), Some((EVICTED, 0)), "{kept}");
+            assert_eq!(known(&causes, page(3, kept)), Some((EVICTED, 0)), "{kept}");
         }
     }
 
@@ -261,9 +364,13 @@ mod tests {
     fn hole_is_not_recorded_and_unused_entry_matches_no_page() {
         let causes = MissCauses::new(u64::MAX);
         causes.note_at([PageHash::NONE], EVICTED, 0);
-        assert_eq!((causes.of(PageHash::NONE), causes.of(page(0, 0))), (None, None));
+        assert_eq!((known(&causes, PageHash::NONE), known(&causes, page(0, 0))), (None, None));
         causes.note_at([page(5, 0)], EVICTED, 0);
-        assert_eq!(causes.of(page(5, 0)), Some((EVICTED, 0)), "a hash's high half may be zero");
+        assert_eq!(
+            known(&causes, page(5, 0)),
+            Some((EVICTED, 0)),
+            "a hash's high half may be zero"
+        );
     }
 
     #[test]
@@ -271,13 +378,13 @@ mod tests {
         let mut causes = MissCauses::new(u64::MAX);
         causes.note_at([page(1, 1)], EVICTED, 10);
         causes.note_at([page(1, 1)], MissCause::Deleted, 30);
-        assert_eq!(causes.of(page(1, 1)), Some((MissCause::Deleted, 30)));
+        assert_eq!(known(&causes, page(1, 1)), Some((MissCause::Deleted, 30)));
         let Some(opened) = Instant::now().checked_sub(std::time::Duration::from_secs(100)) else {
             return;
         };
         causes.opened = opened;
         causes.note([page(1, 2)], EVICTED);
-        let (_, time) = causes.of(page(1, 2)).unwrap();
+        let (_, time) = known(&causes, page(1, 2)).unwrap();
         assert!((100_000_000..=causes.now()).contains(&time), "{time}");
     }
 
@@ -299,6 +406,6 @@ mod tests {
         assert_eq!((bytes(8 << 30), bytes(u64::MAX)), (TABLE_BYTES_MAX, TABLE_BYTES_MAX));
         let small = MissCauses::new(0);
         small.note_at([page(7, 1)], EVICTED, 0);
-        assert_eq!(small.of(page(7, 1)), Some((EVICTED, 0)));
+        assert_eq!(known(&small, page(7, 1)), Some((EVICTED, 0)));
     }
 }

@@ -5,7 +5,8 @@ use super::limits::retained_runs::Retention;
 use super::limits::usage::Usage;
 use super::waiting_children::WaitingChildren;
 use crate::eviction::{
-    Demand, Eviction, EvictionContext, EvictionStats, RecencyClock, Resident, Used, Victim,
+    Demand, Eviction, EvictionContext, EvictionStats, PolicyKind, RecencyClock, Resident, Used,
+    Victim,
 };
 use crate::lease::LeaseTable;
 use ritornello_format::{PageHash, Place, ScopeSlot};
@@ -107,6 +108,15 @@ impl Residents {
             Some(slot) => self.usage.eviction(slot),
         };
         eviction.into_iter().for_each(|eviction| eviction.remove(run));
+    }
+
+    /// The policy by which [`Residents::victims`] chooses victims now.
+    pub(super) fn followed_policy(&mut self, slot: Option<ScopeSlot>) -> Option<PolicyKind> {
+        let eviction = match slot {
+            None => Some(&mut self.eviction),
+            Some(slot) => self.usage.eviction(slot),
+        };
+        eviction.and_then(|eviction| eviction.followed())
     }
 
     /// Statistics of the store's eviction policy.

@@ -10,7 +10,8 @@ use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};
 use super::two_q::TwoQ;
 use super::{
-    Demand, Eviction, EvictionContext, EvictionStats, Resident, ShadowStats, Used, Victim,
+    Demand, Eviction, EvictionContext, EvictionStats, PolicyKind, Resident, ShadowStats, Used,
+    Victim,
 };
 use ritornello_index::RunId;
 
@@ -130,6 +131,10 @@ impl Eviction for Adaptive {
         "adaptive"
     }
 
+    fn followed(&self) -> Option<PolicyKind> {
+        PolicyKind::named(self.shadows[self.followed].name())
+    }
+
     fn admit(&mut self, resident: &Resident) {
         self.tree.admit(resident);
     }
@@ -209,5 +214,20 @@ impl Eviction for Adaptive {
 
     fn len(&self) -> usize {
         self.tree.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn followed_policy_is_the_candidate_that_the_statistics_name() {
+        for (at, make) in CANDIDATES.iter().enumerate() {
+            let policy = Adaptive { followed: at, ..Adaptive::new() };
+            let followed = policy.followed().map(PolicyKind::word);
+            assert_eq!(followed, Some(policy.measured().following.as_str()));
+            assert_eq!(followed, Some(make().name()));
+        }
     }
 }

@@ -48,12 +48,17 @@ impl PolicyKind {
         }
     }
 
+    /// The policy with the name `word`; `None` if there is none.
+    pub(super) fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|policy| policy.word() == word)
+    }
+
     /// Reads the name users type.
     ///
     /// # Errors
     /// `Invalid` with the list of names if `word` is not a policy's name.
     pub fn parse(word: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|policy| policy.word() == word).ok_or_else(|| {
+        Self::named(word).ok_or_else(|| {
             let words = Self::ALL.map(|policy| format!("{:?}", policy.word())).join(", ");
             Error::invalid(format!("eviction is one of {words}")).with("given", word)
         })
@@ -83,6 +88,11 @@ mod tests {
         for policy in PolicyKind::ALL {
             assert_eq!(PolicyKind::parse(policy.word()).unwrap(), policy);
             assert_eq!(policy.build().name(), policy.word());
+            let followed = match policy {
+                PolicyKind::Adaptive => PolicyKind::Density,
+                fixed => fixed,
+            };
+            assert_eq!(policy.build().followed(), Some(followed));
         }
         let error = PolicyKind::parse("mru").unwrap_err().to_string();
         assert!(error.contains("\"2q\"") && error.contains("mru"));
