@@ -35,7 +35,7 @@ fn each_span_of_keys_is_explained_in_one_line() {
         assert_eq!(lines[1], "keys 0 to 15: hit");
         assert!(lines[2].starts_with("keys 16 to 23: removed "), "{}", lines[2]);
         assert!(lines[2].contains("a caller deleted them"), "{}", lines[2]);
-        assert!(lines[3].starts_with("key 24: not known"), "{}", lines[3]);
+        assert!(lines[3].starts_with("key 24: not stored, and no completed put "), "{}", lines[3]);
         assert!(lines[4].starts_with("the owner opened the store "), "{}", lines[4]);
         assert_eq!(lines.len(), 5, "{}", answer.out);
     }
@@ -50,6 +50,7 @@ fn each_span_of_keys_is_explained_in_one_line() {
     assert_eq!((&json["scope"], &json["is_registered"]), (&id.as_str().into(), &true.into()));
     let words: Vec<_> = json["spans"].as_array().unwrap().iter().map(|s| &s["answer"]).collect();
     assert_eq!(words, ["hit", "removed", "unknown"]);
+    assert_eq!(json["spans"][2]["detail"], "not_offered");
     node.close().unwrap();
 }
 

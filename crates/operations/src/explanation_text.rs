@@ -61,11 +61,21 @@ fn line(span: &KeySpan, explanation: &Explanation) -> String {
             )
         }
         Answer::OtherScope => other_scope(detail, &explanation.other_scopes),
-        Answer::Unknown => {
-            "not known: no put of them reached the owner, or it forgot them".to_owned()
-        }
+        Answer::Unknown => unknown(detail).to_owned(),
     };
     format!("{keys}: {said}")
+}
+
+fn unknown(why: &str) -> &'static str {
+    match why {
+        "not_offered" => {
+            "not stored, and no completed put offered them since the owner opened the store"
+        }
+        "forgotten" => {
+            "not known: the owner may have forgotten why they are missing, or no put offered them"
+        }
+        _ => "not known: no put of them reached the owner, or it forgot them",
+    }
 }
 
 fn evicted(cause: &str) -> String {
@@ -195,6 +205,16 @@ mod tests {
             said.ends_with(" by the policy a later policy, because of a later cause"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn unknown_pages_are_not_offered_or_forgotten() {
+        let explanation = Explanation::default();
+        let said = |detail: &str| line(&span(Answer::Unknown, detail), &explanation);
+        assert!(said("not_offered").contains("no completed put offered them since the owner"));
+        assert!(said("forgotten").contains("the owner may have forgotten"));
+        // Owners of earlier builds give no detail.
+        assert!(said("").contains("no put of them reached the owner, or it forgot them"));
     }
 
     #[test]

@@ -131,10 +131,11 @@ fn explain_says_why_each_page_is_a_miss() {
     let ago = spans[1]["seconds_ago"].take();
     assert!(ago.as_u64() <= answer["remembered_seconds"].as_u64(), "{answer}");
     let span = |at: u32, pages: u32, answer: &str, detail: &str| json!({ "at": at, "pages": pages, "answer": answer, "detail": detail, "seconds_ago": null });
-    let expected =
-        json!(
-            [span(0, 4, "hit", ""), span(4, 2, "removed", "deleted"), span(6, 1, "unknown", ""),]
-        );
+    let expected = json!([
+        span(0, 4, "hit", ""),
+        span(4, 2, "removed", "deleted"),
+        span(6, 1, "unknown", "not_offered"),
+    ]);
     assert_eq!((&spans, &answer["is_registered"]), (&expected, &true.into()));
 
     // A scope that no put has used: its keys are in another scope.

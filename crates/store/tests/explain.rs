@@ -26,10 +26,10 @@ fn explain_counts_as_no_lookup() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
-    assert_eq!(answers(&open, &scope, &keys), only(Answer::Unknown, "", 6));
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Unknown, "not_offered", 6));
     assert!(!explain(&open, &scope, &keys).is_registered);
     assert_eq!(put(&open.store, &scope, &keys[..4], None).pages, 4);
-    let expected = [only(Answer::Hit, "", 4), only(Answer::Unknown, "", 2)].concat();
+    let expected = [only(Answer::Hit, "", 4), only(Answer::Unknown, "not_offered", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     let explanation = explain(&open, &scope, &keys);
     assert!(explanation.is_registered && explanation.other_scopes.is_empty());
@@ -72,7 +72,7 @@ fn page_after_a_missing_page_is_behind_it() {
     for (name, (scope, behind)) in (1..).zip(scopes) {
         let keys = sequence(name, 6);
         put(&open.store, &scope, &keys[3..], None);
-        let expected = [only(Answer::Unknown, "", 3), only(behind, "", 3)].concat();
+        let expected = [only(Answer::Unknown, "not_offered", 3), only(behind, "", 3)].concat();
         assert_eq!(answers(&open, &scope, &keys), expected);
         assert_eq!(get(&open.store, &scope, &keys).ok[3], behind == Answer::Hit);
         put(&open.store, &scope, &keys[..3], None);
@@ -374,8 +374,11 @@ fn keys_in_another_scope_name_it_and_its_differences() {
     let asked = Scope { dtype: "fp8".into(), ..stored.clone() };
     put(&open.store, &asked, &keys[..1], None);
     let id = stored.id().to_string();
-    let expected =
-        [only(Answer::Hit, "", 1), only(Answer::OtherScope, &id, 4), only(Answer::Unknown, "", 1)];
+    let expected = [
+        only(Answer::Hit, "", 1),
+        only(Answer::OtherScope, &id, 4),
+        only(Answer::Unknown, "not_offered", 1),
+    ];
     assert_eq!(answers(&open, &asked, &keys), expected.concat());
     let explanation = explain(&open, &asked, &keys);
     let [other] = &explanation.other_scopes[..] else { panic!("{explanation:?}") };
@@ -413,7 +416,7 @@ fn restart_forgets_causes_and_resets_remembered_seconds() {
     open.close();
     let opened = Instant::now();
     let open = common::open(dir.path(), 12);
-    let expected = [only(Answer::Hit, "", 2), only(Answer::Unknown, "", 2)].concat();
+    let expected = [only(Answer::Hit, "", 2), only(Answer::Unknown, "not_offered", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     assert_counted(&open, &scope, &keys, Answer::Unknown.word());
     assert!(explain(&open, &scope, &keys).remembered_seconds <= opened.elapsed().as_secs());
@@ -426,7 +429,10 @@ fn too_many_and_malformed_keys_are_refused() {
     let open = open(dir.path(), 12);
     let scope = chained(PAGE);
     let most = sequence(1, EXPLAINED_KEYS_MAX);
-    assert_eq!(answers(&open, &scope, &most), only(Answer::Unknown, "", most.len() as u32));
+    assert_eq!(
+        answers(&open, &scope, &most),
+        only(Answer::Unknown, "not_offered", most.len() as u32)
+    );
     for keys in [sequence(1, EXPLAINED_KEYS_MAX + 1), vec![vec![0; 7]]] {
         let error = open.store.explain(&scope, &refs(&keys)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");

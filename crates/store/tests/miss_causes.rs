@@ -114,6 +114,28 @@ fn put_beyond_the_budget_is_refused_with_write_budget() {
     open.close();
 }
 
+#[test]
+fn unknown_page_is_forgotten_once_its_bucket_is_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let write_budget = Some(WriteBudget::parse("0B/day").unwrap());
+    let opts = Options { write_budget, ..options(dir.path(), 12) };
+    let open = open_on(Arc::new(Host), &opts).unwrap();
+    let (scope, keys) = (chained(PAGE), sequence(1, 8));
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(&scope, true).unwrap().unwrap();
+    let refuse = |keys: &[Vec<u8>]| {
+        let reserved = catalog.reserve(reference, &refs(keys), None, &ReserveRequest::default());
+        assert!(reserved.unwrap().refused.is_some());
+    };
+    refuse(&keys[..4]);
+    let known = [only(Answer::Refused, "write_budget", 4), only(Answer::Unknown, "not_offered", 4)];
+    assert_eq!(answers(&open, &scope, &keys), known.concat());
+    // A store of 12 MiB remembers 768 pages in 192 buckets.
+    refuse(&sequence(2, 8192));
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Unknown, "forgotten", 8));
+    open.close();
+}
+
 /// The buffer of the index's records is full, and its files get no space.
 #[test]
 fn put_that_the_index_cannot_record_is_refused_with_metadata() {

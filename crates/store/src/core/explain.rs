@@ -1,7 +1,7 @@
 //! Explains why pages are hits or misses.
 
 use super::StoreCore;
-use super::miss_causes::SCOPE_DROPPED;
+use super::miss_causes::{Remembered, SCOPE_DROPPED, Unremembered};
 use crate::catalog::ScopeRef;
 use crate::explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 use ritornello_format::{Error, PageHash, Result, Scope, ScopeId, ScopeSlot, check_keys};
@@ -35,6 +35,18 @@ struct Reason {
 impl From<Answer> for Reason {
     fn from(answer: Answer) -> Self {
         Self { answer, detail: Cow::Borrowed(""), time: None }
+    }
+}
+
+impl From<std::result::Result<Remembered, Unremembered>> for Reason {
+    fn from(remembered: std::result::Result<Remembered, Unremembered>) -> Self {
+        match remembered {
+            Ok(remembered) => {
+                let (answer, detail) = remembered.answer();
+                Self { answer, detail, time: Some(remembered.time) }
+            }
+            Err(why) => Self { detail: Cow::Borrowed(why.word()), ..Answer::Unknown.into() },
+        }
     }
 }
 
@@ -134,8 +146,8 @@ impl StoreCore {
         Reason { detail: Cow::Owned(why), ..Answer::AbsentVolume.into() }
     }
 
-    /// Explains the pages that the index lacks, if they are reserved or their miss cause is
-    /// remembered.
+    /// Explains the pages that the index lacks: they are reserved, or their miss cause is
+    /// remembered, or not.
     fn explain_missing(
         &self,
         scope: Option<ScopeRef>,
@@ -157,9 +169,8 @@ impl StoreCore {
             } else if scope.is_some_and(|scope| self.index.locate(scope.slot, *hash).is_some()) {
                 // The page was committed after the index was searched.
                 *reason = Answer::NotYetVisible.into();
-            } else if let Some(remembered) = self.miss_causes.of(*hash) {
-                let (answer, detail) = remembered.answer();
-                *reason = Reason { answer, detail, time: Some(remembered.time) };
+            } else {
+                *reason = self.miss_causes.explain(*hash).into();
             }
         }
     }

@@ -36,9 +36,10 @@ impl StoreCore {
         let freed = state.leases.drop_client(client);
         state.space.add_to_limbo(freed);
         let pages = state.reservations.disconnect(client);
+        // Recorded under the lock: an explanation that finds no reservation finds the cause.
+        self.miss_causes.note(pages, MissCause::Abandoned);
         drop(state);
         self.queues.client_left(client);
-        self.miss_causes.note(pages, MissCause::Abandoned);
         self.maintenance.wake_periodic();
     }
 }

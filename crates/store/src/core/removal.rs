@@ -51,8 +51,10 @@ impl StoreCore {
         // Taking the lock waits for commits that found a scope live, because they insert their runs
         // under this lock. Later commits find the scope dropped.
         drop(self.state.lock());
-        for (slot, id) in gone {
-            self.miss_causes.note_dropped(id);
+        // Recorded before any pages are removed, which may take long: until then an explanation
+        // would say that the pages of the later scopes were never offered.
+        gone.iter().for_each(|(_, id)| self.miss_causes.note_dropped(*id));
+        for (slot, _) in gone {
             // Count the removal as pending: until it is applied, `state` counts runs that the index
             // has dropped.
             self.state.lock().removals.dropping += 1;

@@ -258,8 +258,9 @@ impl StoreCore {
         } else if let Some(reservation) = state.reservations.open.remove(&id) {
             self.counters.runs_abandoned.add(reservation.runs.len() as u64);
             state.release_lease(reservation.lease.0);
-            drop(state);
+            // Recorded under the lock: an explanation that finds no reservation finds the cause.
             self.miss_causes.note(reservation.pages(), MissCause::Abandoned);
+            drop(state);
             let logged = reservation.client != ClientId::LOCAL;
             (reservation.into_extents(), logged)
         } else {
