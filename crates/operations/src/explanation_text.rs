@@ -34,7 +34,9 @@ fn line(span: &KeySpan, explanation: &Explanation) -> String {
     let ago = span.seconds_ago.map(|seconds| format!(" {}", age(seconds))).unwrap_or_default();
     let detail = span.detail.as_str();
     let said = match span.answer {
-        Answer::Hit => "hit".to_owned(),
+        // Owners of earlier builds name no tier.
+        Answer::Hit if detail.is_empty() => "hit".to_owned(),
+        Answer::Hit => format!("hit ({detail})"),
         Answer::BehindMissing => {
             "stored, but behind a missing page: a get delivers them when that page is a hit again"
                 .to_owned()
@@ -182,6 +184,8 @@ mod tests {
         assert!(by_policy.starts_with(&format!("{begin}{end}")), "{by_policy}");
         let several = KeySpan { pages: 3, seconds_ago: None, ..span(Answer::Hit, "") };
         assert_eq!(line(&several, &explanation), "keys 4 to 6: hit");
+        let several = KeySpan { detail: "disk".to_owned(), ..several };
+        assert_eq!(line(&several, &explanation), "keys 4 to 6: hit (disk)");
         assert_eq!(
             [age(119), age(120), age(7_200), age(172_800)].join(", "),
             "119 s ago, 2 min ago, 2 h ago, 2 days ago"

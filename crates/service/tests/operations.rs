@@ -127,12 +127,14 @@ fn explain_says_why_each_page_is_a_miss() {
     let answer = explain("read", &body);
     assert_eq!(answer.status, 200, "{answer:?}");
     let answer = answer.json();
+    let is_mapped = node.store().stats().unwrap().catalog.io.mode == "mapped";
+    let tier = if is_mapped { "host" } else { "disk" };
     let mut spans = answer["spans"].clone();
     let ago = spans[1]["seconds_ago"].take();
     assert!(ago.as_u64() <= answer["remembered_seconds"].as_u64(), "{answer}");
     let span = |at: u32, pages: u32, answer: &str, detail: &str| json!({ "at": at, "pages": pages, "answer": answer, "detail": detail, "seconds_ago": null });
     let expected = json!([
-        span(0, 4, "hit", ""),
+        span(0, 4, "hit", tier),
         span(4, 2, "removed", "deleted"),
         span(6, 1, "unknown", "not_offered"),
     ]);

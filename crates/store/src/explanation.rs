@@ -43,7 +43,9 @@ pub struct KeySpan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Stored, and delivered by a get, unless its bytes cannot be read.
+    /// Stored, and delivered by a get, unless its bytes cannot be read. The detail is the tier of
+    /// the store, as in metrics: `host` if the store is in memory, else `disk`. Owners of earlier
+    /// builds give no detail.
     Hit,
     /// Stored, and not delivered by a get, because an earlier page of the keys is missing.
     BehindMissing,

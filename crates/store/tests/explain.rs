@@ -7,7 +7,7 @@ use common::explaining::*;
 use common::volumes::{SEQUENCES, fill, reopen};
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
-use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Host, Medium, MediumFault, Op, Rule, Schedule, SimDisk, TMPFS};
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{
@@ -29,7 +29,7 @@ fn explain_counts_as_no_lookup() {
     assert_eq!(answers(&open, &scope, &keys), only(Answer::Unknown, "not_offered", 6));
     assert!(!explain(&open, &scope, &keys).is_registered);
     assert_eq!(put(&open.store, &scope, &keys[..4], None).pages, 4);
-    let expected = [only(Answer::Hit, "", 4), only(Answer::Unknown, "not_offered", 2)].concat();
+    let expected = [hits(&open, 4), only(Answer::Unknown, "not_offered", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     let explanation = explain(&open, &scope, &keys);
     assert!(explanation.is_registered && explanation.other_scopes.is_empty());
@@ -65,6 +65,26 @@ fn lookup_of_several_scopes_counts_each_page_once() {
 }
 
 #[test]
+fn hit_names_the_tier_of_the_store() {
+    let (scope, keys) = (chained(PAGE), sequence(1, 4));
+    let disk = Arc::new(SimDisk::new(64 * MIB));
+    let open = open_on(disk, &options(Path::new("/store"), 12)).unwrap();
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "disk", 4));
+    open.close();
+    let shm = Path::new("/dev/shm");
+    if !Host.room(shm).is_ok_and(|room| room.kind == TMPFS) {
+        println!("skipped: /dev/shm is not a tmpfs");
+        return;
+    }
+    let dir = tempfile::tempdir_in(shm).unwrap();
+    let open = common::open(dir.path(), 12);
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "host", 4));
+    open.close();
+}
+
+#[test]
 fn page_after_a_missing_page_is_behind_it() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
@@ -72,11 +92,12 @@ fn page_after_a_missing_page_is_behind_it() {
     for (name, (scope, behind)) in (1..).zip(scopes) {
         let keys = sequence(name, 6);
         put(&open.store, &scope, &keys[3..], None);
-        let expected = [only(Answer::Unknown, "not_offered", 3), only(behind, "", 3)].concat();
+        let last = if behind == Answer::Hit { hits(&open, 3) } else { only(behind, "", 3) };
+        let expected = [only(Answer::Unknown, "not_offered", 3), last].concat();
         assert_eq!(answers(&open, &scope, &keys), expected);
         assert_eq!(get(&open.store, &scope, &keys).ok[3], behind == Answer::Hit);
         put(&open.store, &scope, &keys[..3], None);
-        assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+        assert_eq!(answers(&open, &scope, &keys), hits(&open, 6));
     }
     open.close();
 }
@@ -158,18 +179,17 @@ fn deleted_pages_and_pages_after_them_are_removed() {
     put(&open.store, &scope, &keys[..4], None);
     put(&open.store, &scope, &keys[4..], Some(&keys[3]));
     assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
-    let expected = [only(Answer::Hit, "", 2), only(Answer::Removed, "deleted", 4)].concat();
+    let expected = [hits(&open, 2), only(Answer::Removed, "deleted", 4)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     assert_missed(&open, &scope, &keys, Answer::Removed, "deleted");
     let hole = unchained(PAGE);
     put(&open.store, &hole, &keys, None);
     open.store.delete(&hole, &refs(&keys[2..3])).unwrap();
-    let expected =
-        [only(Answer::Hit, "", 2), only(Answer::Removed, "deleted", 1), only(Answer::Hit, "", 3)];
+    let expected = [hits(&open, 2), only(Answer::Removed, "deleted", 1), hits(&open, 3)];
     assert_eq!(answers(&open, &hole, &keys), expected.concat());
     // A page that is stored again is a hit.
     put(&open.store, &scope, &keys, None);
-    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    assert_eq!(answers(&open, &scope, &keys), hits(&open, 6));
     open.close();
 }
 
@@ -184,7 +204,7 @@ fn pages_of_a_dropped_scope_are_removed_with_it() {
     let explanation = open.store.explain_by_id(scope.id(), &refs(&keys)).unwrap();
     assert!(!explanation.is_registered);
     put(&open.store, &scope, &keys[..2], None);
-    let expected = [only(Answer::Hit, "", 2), only(Answer::Removed, "scope_dropped", 4)].concat();
+    let expected = [hits(&open, 2), only(Answer::Removed, "scope_dropped", 4)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     open.store.clear().unwrap();
     assert_eq!(answers(&open, &scope, &keys), only(Answer::Removed, "scope_dropped", 6));
@@ -205,7 +225,7 @@ fn drop_of_the_scope_replaces_an_earlier_cause() {
     put(&open.store, &scope, &keys[..4], None);
     open.store.delete(&scope, &refs(&keys[3..])).unwrap();
     let removed = |detail, pages| only(Answer::Removed, detail, pages);
-    let expected = [only(Answer::Hit, "", 3), removed("deleted", 1), removed("scope_dropped", 2)];
+    let expected = [hits(&open, 3), removed("deleted", 1), removed("scope_dropped", 2)];
     assert_eq!(answers(&open, &scope, &keys), expected.concat());
     assert_counted(&open, &scope, &keys, Answer::Removed.word());
     assert_counted(&open, &scope, &keys[4..], Answer::Removed.word());
@@ -225,7 +245,7 @@ fn damaged_page_and_pages_after_it_are_removed() {
     file.write_at(&[0xA5; 4096], 3 * 4096).unwrap();
     let found = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert_eq!(found.findings.len(), 1, "{found:?}");
-    let expected = [only(Answer::Hit, "", 2), only(Answer::Damaged, "verification", 2)].concat();
+    let expected = [hits(&open, 2), only(Answer::Damaged, "verification", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     assert_missed(&open, &scope, &keys, Answer::Damaged, "verification");
     open.close();
@@ -267,13 +287,13 @@ fn page_is_not_yet_visible_until_its_put_ends() {
     let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     let reserve =
         |keys: &[Vec<u8>]| client.reserve(reference, &refs(keys), None, &request).unwrap();
-    let with_rest = |answer| [only(Answer::Hit, "", 2), only(answer, "", 4)].concat();
+    let with_rest = |answer| [hits(&open, 2), only(answer, "", 4)].concat();
     let reserved = reserve(&keys);
     assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::NotYetVisible));
     client.abort(reserved.id).unwrap();
     assert_eq!(answers(&open, &scope, &keys), with_rest(Answer::Abandoned));
     put(&open.store, &scope, &keys, None);
-    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    assert_eq!(answers(&open, &scope, &keys), hits(&open, 6));
     // The client writes none of the runs, and commits.
     let unwritten = sequence(3, 2);
     let reserved = reserve(&unwritten);
@@ -299,12 +319,12 @@ fn pages_whose_write_failed_are_abandoned() {
     put(&open.store, &scope, &keys[..2], None);
     schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/seg-"));
     assert_eq!(put(&open.store, &scope, &keys, None).reason, "io");
-    let expected = [only(Answer::Hit, "", 2), only(Answer::Abandoned, "", 4)].concat();
+    let expected = [hits(&open, 2), only(Answer::Abandoned, "", 4)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     assert_missed(&open, &scope, &keys, Answer::Abandoned, "");
     schedule.heal();
     put(&open.store, &scope, &keys, None);
-    assert_eq!(answers(&open, &scope, &keys), only(Answer::Hit, "", 6));
+    assert_eq!(answers(&open, &scope, &keys), hits(&open, 6));
     open.close();
 }
 
@@ -322,7 +342,7 @@ fn run_is_abandoned_if_another_put_stored_a_page_of_it() {
     assert_eq!(put(&open.store, &scope, &keys[..2], None).pages, 2);
     let committed = client.commit(reserved.id, &[Some(0)]).unwrap();
     assert_eq!((committed.stored, committed.refused), (2, None));
-    let expected = [only(Answer::Hit, "", 2), only(Answer::Abandoned, "", 4)].concat();
+    let expected = [hits(&open, 2), only(Answer::Abandoned, "", 4)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     open.close();
 }
@@ -343,8 +363,7 @@ fn refused_pages_have_the_reason_of_their_put() {
     // A put that alone exceeds the quota stores its first pages.
     let long = sequence(3, 40);
     let stored = put(&open.store, &scope, &long, None).pages as u32;
-    let expected =
-        [only(Answer::Hit, "", stored), only(Answer::Refused, "quota", 40 - stored)].concat();
+    let expected = [hits(&open, stored), only(Answer::Refused, "quota", 40 - stored)].concat();
     assert_eq!(answers(&open, &scope, &long), expected);
     open.close();
     let admission = AdmissionMode::SecondSight;
@@ -354,7 +373,7 @@ fn refused_pages_have_the_reason_of_their_put() {
     put(&open.store, &scope, &keys[..6], None);
     assert_eq!(answers(&open, &scope, &keys[..6]), only(Answer::Refused, "admission", 6));
     put(&open.store, &scope, &keys, None);
-    let expected = [only(Answer::Hit, "", 6), only(Answer::Refused, "admission", 2)].concat();
+    let expected = [hits(&open, 6), only(Answer::Refused, "admission", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     open.close();
 }
@@ -374,11 +393,8 @@ fn keys_in_another_scope_name_it_and_its_differences() {
     let asked = Scope { dtype: "fp8".into(), ..stored.clone() };
     put(&open.store, &asked, &keys[..1], None);
     let id = stored.id().to_string();
-    let expected = [
-        only(Answer::Hit, "", 1),
-        only(Answer::OtherScope, &id, 4),
-        only(Answer::Unknown, "not_offered", 1),
-    ];
+    let expected =
+        [hits(&open, 1), only(Answer::OtherScope, &id, 4), only(Answer::Unknown, "not_offered", 1)];
     assert_eq!(answers(&open, &asked, &keys), expected.concat());
     let explanation = explain(&open, &asked, &keys);
     let [other] = &explanation.other_scopes[..] else { panic!("{explanation:?}") };
@@ -416,7 +432,7 @@ fn restart_forgets_causes_and_resets_remembered_seconds() {
     open.close();
     let opened = Instant::now();
     let open = common::open(dir.path(), 12);
-    let expected = [only(Answer::Hit, "", 2), only(Answer::Unknown, "not_offered", 2)].concat();
+    let expected = [hits(&open, 2), only(Answer::Unknown, "not_offered", 2)].concat();
     assert_eq!(answers(&open, &scope, &keys), expected);
     assert_counted(&open, &scope, &keys, Answer::Unknown.word());
     assert!(explain(&open, &scope, &keys).remembered_seconds <= opened.elapsed().as_secs());

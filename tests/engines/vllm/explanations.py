@@ -43,6 +43,13 @@ def decisions(entry: dict[str, Any]) -> list[tuple[str, int, int, int]]:
     return [tuple(made[name] for name in names) for made in entry["decisions"]]
 
 
+def are_hits(entry: dict[str, Any], pages: int) -> bool:
+    """Returns whether all pages of the entry, `pages` in number, are hits of a store on disk or in
+    memory.
+    """
+    return answers(entry) in ([("hit", "disk", pages)], [("hit", "host", pages)])
+
+
 def answers(entry: dict[str, Any]) -> list[tuple[str, str, int]]:
     return [
         (span["answer"], span["detail"], span["pages"]) for span in entry["explanation"]["spans"]

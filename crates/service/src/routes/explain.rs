@@ -149,9 +149,9 @@ struct KeySpanEntry {
     /// `hit`, `behind_missing`, `not_yet_visible`, `absent_volume`, `evicted`, `removed`, `damaged`,
     /// `refused`, `abandoned`, `other_scope` or `unknown`.
     answer: &'static str,
-    /// The cause; for `evicted` then ` by ` and the eviction policy. For `unknown`: `not_offered` or
-    /// `forgotten`. The absent directory or segment and why it is absent, or the id of the other
-    /// scope. Empty if there is none.
+    /// For `hit`: `host` if the store is in memory, else `disk`. The cause; for `evicted` then ` by `
+    /// and the eviction policy. For `unknown`: `not_offered` or `forgotten`. The absent directory or
+    /// segment and why it is absent, or the id of the other scope. Empty if there is none.
     detail: String,
     /// Seconds since the first page of the span was evicted, removed (also as damaged), refused or
     /// abandoned; null for other answers. Later pages of the span may have other ages.

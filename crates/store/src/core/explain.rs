@@ -115,6 +115,7 @@ impl StoreCore {
 
     /// Explains the pages that the index has; [`Answer::Unknown`] for other pages.
     fn explain_stored(&self, scope: Option<ScopeRef>, hashes: &[PageHash]) -> Vec<Reason> {
+        let tier = self.segments.report().mode.tier();
         let mut absent: Option<(RunId, Reason)> = None;
         let mut is_prefix_delivered = true;
         let explained = hashes.iter().map(|hash| {
@@ -131,7 +132,7 @@ impl StoreCore {
                 {
                     Answer::BehindMissing.into()
                 }
-                Some(_) => Answer::Hit.into(),
+                Some(_) => Reason { detail: Cow::Borrowed(tier), ..Answer::Hit.into() },
             };
             is_prefix_delivered &= reason.answer == Answer::Hit;
             reason

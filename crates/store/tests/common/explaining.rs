@@ -25,6 +25,12 @@ pub fn only(answer: Answer, detail: &str, pages: u32) -> Vec<(Answer, String, u3
     vec![(answer, detail.to_owned(), pages)]
 }
 
+/// A span of hits. The detail names the tier of the store.
+pub fn hits(open: &Open, pages: u32) -> Vec<(Answer, String, u32)> {
+    let is_mapped = open.store.stats().unwrap().catalog.io.mode == "mapped";
+    only(Answer::Hit, if is_mapped { "host" } else { "disk" }, pages)
+}
+
 /// Asserts the answer and the detail of the first span that is not a hit, that this span has an
 /// age, and that a lookup counts, under this answer or, if the scope is not registered, under
 /// `unregistered`, the pages that it does not find.

@@ -44,6 +44,15 @@ impl IoMode {
             Self::Simulated => "simulated",
         }
     }
+
+    /// The tier of the segments: `host` if they are in memory, else `disk`, as in metrics.
+    #[must_use]
+    pub const fn tier(self) -> &'static str {
+        match self {
+            Self::Mapped => "host",
+            Self::Uring | Self::Pool | Self::Buffered | Self::Simulated => "disk",
+        }
+    }
 }
 
 /// The I/O mode chosen when the segments were opened, and the results of the self-test from which
