@@ -25,8 +25,8 @@ pub(crate) struct Connections {
 /// The state of a connection.
 #[derive(Debug, Default)]
 struct Activity {
-    /// Whether a request of the connection is being answered. The connection answers its requests
-    /// one after another.
+    /// Whether a request of the connection is being answered, which begins when all of the request
+    /// has arrived. The connection answers its requests one after another.
     is_answering: AtomicBool,
     displaced: Notify,
 }
@@ -40,9 +40,13 @@ pub(crate) struct Connection {
     _place: OwnedSemaphorePermit,
 }
 
-/// A request that is being answered, until it is dropped.
+/// A request of a connection. Its answer is complete when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Answering(Arc<Activity>);
+pub(crate) struct RequestGuard(Arc<Activity>);
+
+/// Tells the connection of a request when the request's body has arrived.
+#[derive(Debug)]
+pub(crate) struct BodyArrival(Arc<Activity>);
 
 impl Connections {
     /// Creates the set of connections, with places for at most `max` connections at a time.
@@ -51,7 +55,7 @@ impl Connections {
     }
 
     /// Returns a connection with this number, once a place is free for it. While all places are
-    /// taken, displaces the oldest connection that has no request in progress, one in each
+    /// taken, displaces the oldest connection that answers no request, one in each
     /// [`DISPLACED_TIMEOUT`]; if there is none, waits.
     pub(crate) async fn admit(&self, number: u64) -> Connection {
         let place = loop {
@@ -82,10 +86,11 @@ impl Connections {
 }
 
 impl Connection {
-    /// Marks the connection as answering a request until the returned value is dropped.
-    pub(crate) fn answering(&self) -> Answering {
-        self.activity.is_answering.store(true, Ordering::Relaxed);
-        Answering(Arc::clone(&self.activity))
+    /// Begins a request. The connection counts as answering the request from
+    /// [`BodyArrival::complete`] until the guard is dropped. Before that it may be displaced:
+    /// otherwise clients that never send the rest of a body could hold all places.
+    pub(crate) fn begin_request(&self) -> (RequestGuard, BodyArrival) {
+        (RequestGuard(Arc::clone(&self.activity)), BodyArrival(Arc::clone(&self.activity)))
     }
 
     /// Returns when the connection must be closed, because another connection takes its place.
@@ -100,7 +105,14 @@ impl Drop for Connection {
     }
 }
 
-impl Drop for Answering {
+impl BodyArrival {
+    /// All of the request has arrived.
+    pub(crate) fn complete(&self) {
+        self.0.is_answering.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.is_answering.store(false, Ordering::Relaxed);
     }
@@ -119,7 +131,8 @@ mod tests {
             let first = connections.admit(1).await;
             let second = connections.admit(2).await;
             let third = connections.admit(3).await;
-            let answering = first.answering();
+            let (answering, arrival) = first.begin_request();
+            arrival.complete();
             let displaced = async {
                 second.displaced().await;
                 drop(second);
@@ -133,12 +146,29 @@ mod tests {
     }
 
     #[test]
+    fn connection_with_unfinished_body_is_displaced() {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let connections = Connections::new(1);
+            let first = connections.admit(1).await;
+            let (_answering, _arrival) = first.begin_request();
+            let displaced = async {
+                first.displaced().await;
+                drop(first);
+            };
+            let admitted = async { tokio::join!(connections.admit(2), displaced) };
+            assert!(timeout(Duration::from_secs(30), admitted).await.is_ok());
+        });
+    }
+
+    #[test]
     fn admission_waits_while_all_connections_answer_requests() {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let connections = Connections::new(1);
             let first = connections.admit(1).await;
-            let answering = first.answering();
+            let (answering, arrival) = first.begin_request();
+            arrival.complete();
             let admitted = timeout(4 * DISPLACED_TIMEOUT, connections.admit(2)).await;
             assert!(admitted.is_err(), "{admitted:?}");
             drop(answering);

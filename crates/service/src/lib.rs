@@ -31,7 +31,8 @@
 //! Host header names the service, so a web page of another origin cannot read answers, even if
 //! the host name of its site resolves to this machine. Memory, threads, connections, the time of
 //! each request and the number of time series are bounded for all requests. Probes of health are
-//! answered also if other clients open all connections and send nothing, or send too many requests.
+//! answered also if other clients open all connections and send nothing or a part of a request, or
+//! send too many requests.
 //! Label values cannot add lines or labels.
 //!
 //! **Must not know** how a store works, or the command line: the caller opens stores and prints.
@@ -39,6 +40,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod arriving_body;
 mod calls;
 mod certificate;
 mod connections;

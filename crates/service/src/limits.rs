@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Maximum number of stores of a service.
 pub(crate) const STORES_MAX: usize = 64;
 
-/// Maximum number of connections. A further connection displaces the oldest connection that has no
-/// request in progress; if there is none, the further connection waits.
+/// Maximum number of connections. A further connection displaces the oldest connection that answers
+/// no request; if there is none, the further connection waits.
 pub(crate) const CONNECTIONS_MAX: usize = 64;
 /// Maximum time for the headers of a request, which is also the maximum time between two requests
 /// of a connection.

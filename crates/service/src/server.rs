@@ -1,6 +1,7 @@
 //! The listener, its connections, and the end of the service.
 
 use crate::answer::Shared;
+use crate::arriving_body::ArrivingBody;
 use crate::connections::{Connection, Connections};
 use crate::guard::LocalAddress;
 use crate::limits::{
@@ -224,12 +225,14 @@ async fn serve_connection(
 ) {
     let place = Arc::new(place);
     let (routes, answers) = (TowerToHyperService::new(router), Arc::clone(&place));
-    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let (guard, arrival) = answers.begin_request();
+        let mut request = request.map(|body| ArrivingBody::new(body, arrival));
         request.extensions_mut().insert(LocalAddress(local));
-        let (answering, answer) = (answers.answering(), routes.call(request));
+        let answer = routes.call(request);
         async move {
             let answered = answer.await;
-            drop(answering);
+            drop(guard);
             answered
         }
     });

@@ -8,7 +8,7 @@ use common::*;
 use ritornello_service::{Service, Settings, StoreAccess};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -201,6 +201,37 @@ fn connection_beyond_the_limit_displaces_the_oldest_without_request() {
     let request = format!("GET /livez HTTP/1.1\r\n{}\r\nConnection: close\r\n\r\n", host(address));
     newest.write_all(request.as_bytes()).unwrap();
     assert_eq!(Answer::parse(&read_all(newest)).unwrap().status, 200);
+}
+
+#[test]
+fn connections_with_unfinished_bodies_are_displaced() {
+    let service = service();
+    let address = service.address();
+    let head = format!(
+        "POST /v1/explain HTTP/1.1\r\n{}\r\nContent-Type: application/json\r\n\
+         Content-Length: 2\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n",
+        host(address)
+    );
+    let mut open: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
+    for stream in &mut open {
+        stream.write_all(head.as_bytes()).unwrap();
+        // The service sends this answer when it begins to read the body.
+        let mut reading = [0; 25];
+        stream.read_exact(&mut reading).unwrap();
+        assert_eq!(&reading, b"HTTP/1.1 100 Continue\r\n\r\n");
+    }
+    // The answers must come sooner than requests end, which is after 15 seconds.
+    let started = Instant::now();
+    for path in ["/livez", "/metrics"] {
+        assert_eq!(get(address, path).status, 200, "{path}");
+        assert!(started.elapsed() < Duration::from_secs(8), "{path}: {:?}", started.elapsed());
+    }
+    assert!(read_all(&open[0]).is_empty(), "the oldest connection must be closed");
+    // A body that continues to arrive is answered: these two bytes are JSON of the wrong form.
+    let newest = open.last_mut().unwrap();
+    newest.write_all(b"{}").unwrap();
+    let answer = Answer::parse(&read_all(newest)).unwrap();
+    assert!(answer.status == 400 && answer.body.contains("request_id"), "{answer:?}");
 }
 
 #[test]
