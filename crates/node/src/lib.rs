@@ -97,6 +97,6 @@ pub use convert::convert_index;
 pub use destroy::destroy;
 pub use membership::Role;
 pub use node::{Node, open, open_on};
-pub use observe::{Observed, explain, explain_request, observe, owner_stats};
+pub use observe::{Observed, decisions, explain, explain_request, observe, owner_stats};
 pub use restore::restore;
 pub use ritornello_store::{Durability, IndexKind, Options};

@@ -4,8 +4,8 @@
 //! under `clients/`, so it does not count as a client, and holds no lease or reservation. It sends
 //! one request, `Stats`, on a connection that it then closes. It becomes a client for one request
 //! in two cases: the owner speaks only protocol versions without observers, or the request is for
-//! an explanation, whose list of keys may be longer than a message of an observer. If no process
-//! owns the store, the observer reads the store's files and changes none of them.
+//! decisions or for an explanation, whose list of keys may be longer than a message of an observer.
+//! If no process owns the store, the observer reads the store's files and changes none of them.
 
 use crate::channel::Channel;
 use crate::client::{Client, late, response, unexpected};
@@ -19,7 +19,8 @@ use crate::record_lock::LockHolder;
 use ritornello_format::{Error, Result, ScopeId};
 use ritornello_medium::Host;
 use ritornello_store::{
-    CatalogStats, Directory, Explanation, Keys, Request, RequestExplanation, Response, StoredStats,
+    CatalogStats, DecisionListing, Directory, Explanation, Keys, Request, RequestExplanation,
+    Response, StoredStats,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -105,6 +106,19 @@ pub fn explain(dir: &Path, id: ScopeId, keys: &[&[u8]]) -> Result<Option<Explana
 pub fn explain_request(dir: &Path, request: &str) -> Result<Option<RequestExplanation>> {
     ask_as_client(dir, &Request::ExplainRequest { request }, |response| match response {
         Response::RequestExplained(explanation) => Some(explanation),
+        _ => None,
+    })
+}
+
+/// Asks the owner of the store in `dir` for the newest decisions that it remembers, at most
+/// `limit`; see [`Store::decisions`](ritornello_store::Store::decisions). Returns `None` if no
+/// process owns the store. This process becomes a client for the call, and never the owner.
+///
+/// # Errors
+/// Errors of [`explain`] besides those about keys.
+pub fn decisions(dir: &Path, limit: u32) -> Result<Option<DecisionListing>> {
+    ask_as_client(dir, &Request::Decisions { limit }, |response| match response {
+        Response::Decisions(listing) => Some(listing),
         _ => None,
     })
 }

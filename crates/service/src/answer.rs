@@ -9,8 +9,10 @@ use crate::rate::RateLimit;
 use crate::reread::Reread;
 use crate::scrubs::Scrubs;
 use crate::settings::Settings;
+use crate::store_access::Source;
 use crate::tokens::Tokens;
 use axum::http::StatusCode;
+use ritornello_format::Error;
 use ritornello_node::{Node, Observed};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -64,6 +66,29 @@ impl Shared {
         })
     }
 
+    /// Asks `question` about the store that `name` names, on a separate thread. The name may be
+    /// left out if the service has one store. An answer of `None` says that no process owns the
+    /// store.
+    ///
+    /// # Errors
+    /// 400 without a name if there are several stores; 404 if the service has no such store; 409 if
+    /// no process owns the store; errors of [`Calls::run`] and of `question`.
+    ///
+    /// [`Calls::run`]: crate::calls::Calls::run
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        name: Option<&str>,
+        question: impl Fn(Source<'_>) -> Result<Option<T>, Error> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let observer = self.select_one(name)?;
+        let access = Arc::clone(observer.access());
+        let asked = move || {
+            let answer = access.ask(question).map_err(|error| Problem::from(&error))?;
+            answer.ok_or_else(not_owned)
+        };
+        observer.access().calls().run(asked).await
+    }
+
     /// Runs `call` on a separate thread, with the name and the open handle of the store that `name`
     /// names. The name may be left out if the service has one store.
     ///
@@ -77,10 +102,7 @@ impl Shared {
         name: Option<&str>,
         call: impl FnOnce(&str, &Node) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let selected = self.select(name)?;
-        let [observer] = &selected[..] else {
-            return Err(Problem::invalid("the service has several stores: name one in `store`"));
-        };
+        let observer = self.select_one(name)?;
         let access = Arc::clone(observer.access());
         let called = move || match access.open_handle() {
             Some(node) => call(access.name(), &node),
@@ -88,6 +110,22 @@ impl Shared {
         };
         observer.access().calls().run(called).await
     }
+
+    fn select_one(&self, name: Option<&str>) -> Result<Arc<Observer>, Problem> {
+        match &self.select(name)?[..] {
+            [observer] => Ok(Arc::clone(observer)),
+            _ => Err(Problem::invalid("the service has several stores: name one in `store`")),
+        }
+    }
+}
+
+fn not_owned() -> Problem {
+    Problem::new(
+        StatusCode::CONFLICT,
+        "retry",
+        "no process owns the store, so no process knows its pages and requests: start the engine, \
+         or the service without --observe, and ask again after a miss",
+    )
 }
 
 fn not_open() -> Problem {

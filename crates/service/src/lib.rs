@@ -12,8 +12,8 @@
 //! ```
 //!
 //! **Stores.** A store that this process has open answers through its handle. Any other store is
-//! observed: its owner answers, or its files if no process owns it. An observation never makes
-//! this process the owner.
+//! observed: its owner answers, or its files if no process owns it. The owner also explains misses,
+//! to this process as a client for one call. Neither makes this process the owner.
 //!
 //! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
 //! on separate threads: of each store at most one observation, one search for the drives of its
@@ -24,7 +24,7 @@
 //!
 //! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request, and
 //! its path if it is `/v1/explain`, decide which role it needs. Calls that operate on a store need
-//! an open handle: an observer only reads.
+//! an open handle: an observer only reads. Lookups need one too, because the owner counts them.
 //!
 //! **Promises.** `/livez` answers without a store. Without a token file the service listens on
 //! loopback addresses only, and its requests change nothing. A request is answered only if its

@@ -68,19 +68,38 @@ impl StoreAccess {
     /// Errors of [`observe`], or of [`ritornello_store::Store::stats`] for a store that this
     /// process has open.
     pub(crate) fn observe(&self) -> Result<Observed> {
+        self.ask(|source| match source {
+            Source::Open(node) => {
+                let stats = node.store().stats()?;
+                Ok(Observed::Owned(Box::new(stats.catalog)))
+            }
+            Source::Directory(dir) => observe(dir),
+        })
+    }
+
+    /// Asks `question` about the store: through the handle of this process if it has the store
+    /// open, otherwise by the directory.
+    ///
+    /// # Errors
+    /// Errors of `question`.
+    pub(crate) fn ask<T>(&self, question: impl Fn(Source<'_>) -> Result<T>) -> Result<T> {
         if let Some(node) = self.open_handle() {
-            return owned(&node);
+            return question(Source::Open(&node));
         }
-        observe(&self.dir).or_else(|error| match self.open_handle() {
+        question(Source::Directory(&self.dir)).or_else(|error| match self.open_handle() {
             // This process opened the store after the first check, and no process can observe a
             // store that it has open: use the handle.
-            Some(node) => owned(&node),
+            Some(node) => question(Source::Open(&node)),
             None => Err(error),
         })
     }
 }
 
-fn owned(node: &Node) -> Result<Observed> {
-    let stats = node.store().stats()?;
-    Ok(Observed::Owned(Box::new(stats.catalog)))
+/// How a question about a store is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    /// Through the handle with which this process has the store open.
+    Open(&'a Node),
+    /// By the directory of a store that this process does not have open.
+    Directory(&'a Path),
 }

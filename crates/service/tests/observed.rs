@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use ritornello_node::open;
+use ritornello_service::StoreAccess;
 use rustix::process::Signal;
+use serde_json::json;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -63,6 +65,42 @@ fn owner_in_another_process_answers() {
     assert_eq!(value("admitted_bytes_total"), Some((PAGES as u64 * PAGE) as f64));
     assert!(metrics.body.ends_with("# EOF\n"));
     owner.end();
+}
+
+#[test]
+fn owner_in_another_process_explains_to_an_observer() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    let service = start("127.0.0.1:0", Some(tokens()), vec![StoreAccess::new(dir.path())]);
+    let address = service.address();
+    let hex = |key: [u8; 16]| format!("{:032x}", u128::from_be_bytes(key));
+    let asked: Vec<String> = keys().into_iter().chain([[0xEE; 16]]).map(hex).collect();
+    let pages = json!({ "scope": scope("a model").id().to_string(), "keys": asked }).to_string();
+    let explain = |body: &str| send_as("read", address, "POST", "/v1/explain", body);
+    let answer = explain(&pages);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let answer = answer.json();
+    let spans: Vec<_> =
+        answer["spans"].as_array().unwrap().iter().map(|s| (&s["answer"], &s["pages"])).collect();
+    assert_eq!(spans, [(&"hit".into(), &PAGES.into()), (&"unknown".into(), &1.into())]);
+    let answer = explain(&json!({ "request_id": "cmpl-1" }).to_string());
+    assert_eq!(answer.json()["requests"][0]["request_id"], REQUEST, "{answer:?}");
+    let listed = get(address, "/v1/decisions").json();
+    assert_eq!(listed["decisions"][0]["request_id"], REQUEST, "{listed}");
+    // A lookup needs an open store, because the owner counts it.
+    let refused = send_as("operate", address, "POST", "/v1/probe", &pages);
+    assert_eq!((refused.status, refused.body.contains("--observe")), (409, true), "{refused:?}");
+    let owner_of = || get(address, "/v1/stats").json()["stores"][0]["owner"].clone();
+    assert_eq!(owner_of()["owner_pid"], owner.pid());
+    eventually("the service is a client no longer", || owner_of()["clients"] == 0);
+
+    owner.end();
+    for answer in [explain(&pages), get(address, "/v1/decisions")] {
+        let is_unowned = answer.body.contains("no process owns the store");
+        assert_eq!((answer.status, is_unowned), (409, true), "{answer:?}");
+    }
+    // The service owns nothing: another process can become the owner.
+    assert_eq!(Owner::start(dir.path(), "a model").role, "owner");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::answer::Shared;
 use crate::limits::DECISIONS_DEFAULT;
 use crate::problem::Problem;
 use crate::role::DECISIONS;
+use crate::store_access::Source;
 use axum::extract::State;
 use axum::response::Json;
 use ritornello_store::{Decision, DecisionListing};
@@ -96,10 +97,10 @@ pub(super) async fn decisions(
     State(shared): State<Arc<Shared>>,
     query: DecisionsQuery,
 ) -> Result<Json<Decisions>, Problem> {
-    let limit = query.limit.unwrap_or(DECISIONS_DEFAULT) as usize;
-    let answer = shared.call(query.store.as_deref(), move |_, node| {
-        let listed = node.store().decisions(limit);
-        listed.map(Decisions::from).map_err(|error| Problem::from(&error))
+    let limit = query.limit.unwrap_or(DECISIONS_DEFAULT);
+    let answer = shared.ask(query.store.as_deref(), move |source| match source {
+        Source::Open(node) => node.store().decisions(limit as usize).map(Some),
+        Source::Directory(dir) => ritornello_node::decisions(dir, limit),
     });
-    answer.await.map(Json)
+    answer.await.map(|listed| Json(listed.into()))
 }

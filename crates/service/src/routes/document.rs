@@ -26,9 +26,13 @@ const WITH_BODY: [(&str, &str); 3] = [
     ("413", "the body is too long"),
     ("415", "the body is not JSON"),
 ];
-/// Further errors of requests that need an open store: requests with a body, and [`DECISIONS`].
-const WITH_OPEN_STORE: [(&str, &str); 2] = [
-    ("409", "the store is not open in this process, or the call is running already"),
+/// Further errors of requests that need an open store or an owner: requests with a body, and
+/// [`DECISIONS`].
+const WITH_CALL: [(&str, &str); 2] = [
+    (
+        "409",
+        "the store is not open in this process or has no owner, or the call is running already",
+    ),
     ("500", "the store failed"),
 ];
 
@@ -54,7 +58,7 @@ pub(super) fn complete(document: &mut OpenApi) {
                 add(operation, &WITH_BODY);
             }
             if operation.request_body.is_some() || path == DECISIONS {
-                add(operation, &WITH_OPEN_STORE);
+                add(operation, &WITH_CALL);
             }
             if operation.request_body.is_some() && path != EXPLAIN {
                 operation.security = Some(vec![SecurityRequirement::new(TOKEN, [""; 0])]);

@@ -6,6 +6,7 @@ use super::keys::{self, HexKey};
 use crate::answer::Shared;
 use crate::problem::Problem;
 use crate::role::EXPLAIN;
+use crate::store_access::Source;
 use axum::extract::State;
 use axum::response::Json;
 use ritornello_format::{FieldDifference, ScopeId};
@@ -258,21 +259,23 @@ async fn explain_pages(
 ) -> Result<PagesAnswer, Problem> {
     let keys = keys::parse(&keys)?;
     let id: ScopeId = scope.parse().map_err(|error| Problem::from(&error))?;
-    let answer = shared.call(store.as_deref(), move |_, node| {
+    let answer = shared.ask(store.as_deref(), move |source| {
         let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        let explained = node.store().explain_by_id(id, &slices);
-        explained.map(PagesAnswer::from).map_err(|error| Problem::from(&error))
+        match source {
+            Source::Open(node) => node.store().explain_by_id(id, &slices).map(Some),
+            Source::Directory(dir) => ritornello_node::explain(dir, id, &slices),
+        }
     });
-    answer.await
+    answer.await.map(PagesAnswer::from)
 }
 
 async fn explain_request(
     shared: &Shared,
     RequestQuestion { store, request_id }: RequestQuestion,
 ) -> Result<RequestAnswer, Problem> {
-    let answer = shared.call(store.as_deref(), move |_, node| {
-        let explained = node.store().explain_request(&request_id);
-        explained.map(RequestAnswer::from).map_err(|error| Problem::from(&error))
+    let answer = shared.ask(store.as_deref(), move |source| match source {
+        Source::Open(node) => node.store().explain_request(&request_id).map(Some),
+        Source::Directory(dir) => ritornello_node::explain_request(dir, &request_id),
     });
-    answer.await
+    answer.await.map(RequestAnswer::from)
 }

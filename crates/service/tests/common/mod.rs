@@ -5,7 +5,7 @@
 use ritornello_format::Scope;
 use ritornello_node::{Node, Options, open};
 use ritornello_service::{Service, Settings, StoreAccess, Tokens};
-use ritornello_store::PutOptions;
+use ritornello_store::{Decision, DecisionOutcome, PutOptions};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 pub const PAGE: u64 = 4 << 10;
 pub const PAGES: usize = 6;
+/// The request about which each [`Owner`] notes a decision.
+pub const REQUEST: &str = "cmpl-1-0-5d41402a";
 const VARIABLE: &str = "RITORNELLO_TEST_OWNER";
 
 pub fn options(dir: &Path) -> Options {
@@ -115,13 +117,19 @@ impl Drop for Owner {
     }
 }
 
-/// Runs the process of [`Owner`] until its input ends; returns immediately in the process of the
-/// tests.
+/// Runs the process of [`Owner`], which notes a decision about [`REQUEST`], until its input ends;
+/// returns immediately in the process of the tests.
 pub fn run_as_owner() {
     let Ok(argument) = std::env::var(VARIABLE) else { return };
     let (dir, model) = argument.split_once('\n').unwrap();
     let node = open(&options(Path::new(dir))).unwrap();
     fill(&node, model);
+    let keys = keys();
+    let refs: Vec<&[u8]> = keys.iter().map(<[u8; 16]>::as_slice).collect();
+    let decision = Decision::now(REQUEST, scope(model).id(), DecisionOutcome::Loaded);
+    node.store().note_decision(decision.with_pages(&refs));
+    // A call for statistics first sends to the owner the decisions that this process has noted.
+    node.store().stats().unwrap();
     println!("role {}", node.role().word());
     // A client takes over when the owner has ended.
     let waiting = Arc::clone(&node);
