@@ -140,6 +140,58 @@ fn failed_store_ends_the_command_and_closes_the_other_store() {
 }
 
 #[test]
+fn store_that_cannot_be_opened_is_reported_and_tried_again() {
+    let dirs = [scratch(), scratch()];
+    for dir in &dirs {
+        filled(dir.path());
+    }
+    // The files of this store can be read, and a process that opens it refuses its policy.
+    let policy = dirs[1].path().join("policy.toml");
+    std::fs::write(&policy, "permit_all = true").unwrap();
+    let more = [&HTTP[..], &[text(dirs[1].path()), "--json"]].concat();
+    let mut served = Served::start(dirs[0].path(), &more);
+    let address: SocketAddr = served.event()["address"].as_str().unwrap().parse().unwrap();
+    let mut events = [served.event(), served.event()];
+    events.sort_by_key(|event| event["event"].as_str().unwrap().to_owned());
+    assert_eq!((&events[0]["event"], &events[1]["event"]), (&"ready".into(), &"reopening".into()));
+    assert_eq!(events[1]["dir"], text(dirs[1].path()));
+    assert!(events[1]["reason"].as_str().unwrap().contains("permit_all"), "{}", events[1]);
+
+    let up = |dir: &Path| {
+        let (status, metrics) = get(address, "/metrics");
+        assert_eq!(status, 200, "{metrics}");
+        let series = format!("ritornello_up{{store=\"{}\"}} ", text(dir));
+        metrics.lines().find_map(|line| line.strip_prefix(&series).map(str::to_owned)).unwrap()
+    };
+    assert_eq!((&*up(dirs[0].path()), &*up(dirs[1].path())), ("1", "0"));
+    let (status, body) = get(address, "/readyz");
+    let health: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &health["stores"][0]["state"]), (503, &"owned".into()), "{health}");
+    assert_eq!(health["stores"][1]["store"], text(dirs[1].path()));
+    assert_eq!(health["stores"][1]["state"], "unavailable");
+    assert!(health["stores"][1]["reason"].as_str().unwrap().contains("permit_all"), "{health}");
+
+    std::fs::remove_file(policy).unwrap();
+    let ready = served.event();
+    assert_eq!((&ready["event"], &ready["dir"]), (&"ready".into(), &text(dirs[1].path()).into()));
+    // An observation from before the opening may be shared for a second.
+    while get(address, "/readyz").0 != 200 {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(up(dirs[1].path()), "1");
+    assert_eq!(served.end(Signal::TERM).0, Some(0));
+}
+
+#[test]
+fn command_ends_when_all_its_stores_fail() {
+    let dirs = [scratch(), scratch()];
+    let words = ["serve", text(dirs[0].path()), text(dirs[1].path()), "--http", "127.0.0.1:0"];
+    let answer = ritornello(&words);
+    assert_eq!(answer.code, 2, "{}", answer.err);
+    assert!(answer.err.contains("capacity"), "{}", answer.err);
+}
+
+#[test]
 fn unusable_arguments_are_refused() {
     let dir = scratch();
     filled(dir.path());

@@ -2,8 +2,8 @@
 //! or by observing the store.
 
 use crate::calls::Calls;
-use parking_lot::RwLock;
-use ritornello_format::Result;
+use parking_lot::{Mutex, RwLock};
+use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Observed, observe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +14,8 @@ pub struct StoreAccess {
     dir: PathBuf,
     name: String,
     node: RwLock<Option<Arc<Node>>>,
+    /// Why the last attempt of this process to open the store failed; `None` after it succeeded.
+    failure: Mutex<Option<String>>,
     calls: Calls,
 }
 
@@ -28,16 +30,24 @@ impl StoreAccess {
             .components()
             .collect::<PathBuf>();
         let name = dir.to_string_lossy().into_owned();
-        Arc::new(Self { dir, name, node: RwLock::new(None), calls: Calls::default() })
+        let (node, failure) = (RwLock::new(None), Mutex::new(None));
+        Arc::new(Self { dir, name, node, failure, calls: Calls::default() })
     }
 
     /// Records the handle with which this process has the store open; `None` if this process has
     /// left the store.
     pub fn set_open(&self, node: Option<Arc<Node>>) {
+        *self.failure.lock() = None;
         let former = std::mem::replace(&mut *self.node.write(), node);
         // Drop the former handle without the lock: the last handle closes the store, which may take
         // long.
         drop(former);
+    }
+
+    /// Records why this process could not open the store, until [`StoreAccess::set_open`] is
+    /// called.
+    pub fn set_failed(&self, reason: &str) {
+        *self.failure.lock() = Some(reason.to_owned());
     }
 
     /// The directory, absolute.
@@ -66,15 +76,23 @@ impl StoreAccess {
     ///
     /// # Errors
     /// Errors of [`observe`], or of [`ritornello_store::Store::stats`] for a store that this
-    /// process has open.
+    /// process has open; `Retry` if this process could not open the store and no process owns it.
     pub(crate) fn observe(&self) -> Result<Observed> {
-        self.ask(|source| match source {
+        let observed = self.ask(|source| match source {
             Source::Open(node) => {
                 let stats = node.store().stats()?;
                 Ok(Observed::Owned(Box::new(stats.catalog)))
             }
             Source::Directory(dir) => observe(dir),
-        })
+        })?;
+        // The next process may fail to open a store whose files can be read.
+        let failure = self.failure.lock().clone();
+        match (observed, failure) {
+            (Observed::Unowned(_), Some(reason)) => Err(Error::retry(format!(
+                "the service could not open the store, and tries again every few seconds: {reason}"
+            ))),
+            (observed, _) => Ok(observed),
+        }
     }
 
     /// Asks `question` about the store: through the handle of this process if it has the store

@@ -25,7 +25,7 @@ pub(super) struct Event<'a> {
     pub(super) owner_pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) capacity_bytes: Option<u64>,
-    /// With `reopening`: why the store's path cannot be opened again yet.
+    /// With `reopening`: why the store's path cannot be opened yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<&'a str>,
 }

@@ -9,6 +9,7 @@ use ritornello_terminal::exit::Failure;
 use ritornello_terminal::{Context, open};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -34,49 +35,89 @@ pub(super) struct Keeper<'a> {
     pub(super) must_own: bool,
     /// Gives the HTTP service the handle with which this process has the store open.
     pub(super) access: &'a StoreAccess,
-    /// Called once, after this process's first role in the store was printed: the store then has an
-    /// owner.
+    pub(super) failed_stores: &'a FailedStores,
+    /// Called once: after this process's first role in the store was printed, when the store has an
+    /// owner; or when the store failed and is tried again.
     pub(super) on_open: &'a (dyn Fn() + Sync),
 }
 
 impl Keeper<'_> {
     /// Owns the store, or waits to own it, until `stop` has a message or is disconnected. Opens the
-    /// path again when it leads to another store.
+    /// path again when it leads to another store, and after a failure if the command continues
+    /// without the store.
     ///
     /// # Errors
-    /// If the first opening or the last closing of the store fails, if another process owns it and
-    /// `must_own` is set, or if a takeover fails. A takeover that fails with `Retry` is tried
-    /// again, and for [`PATH_CHECK`] also a takeover that fails because the path leads elsewhere.
-    /// Later openings are tried again, too.
+    /// If the first opening fails or a takeover fails, and [`FailedStores`] does not permit to
+    /// continue; if another process owns the store and `must_own` is set; if the last closing of
+    /// the store fails. A takeover that fails with `Retry` is tried again, and for [`PATH_CHECK`]
+    /// also a takeover that fails because the path leads elsewhere. Later openings are tried again,
+    /// too.
     pub(super) fn run(&self, stop: &Receiver<()>) -> Result<(), Failure> {
         let Self { context, options, must_own, access, .. } = self;
-        let first = open::with(options)?;
-        let dir = first.path().to_owned();
-        access.set_open(Some(Arc::clone(&first)));
-        let mut served = Some(Served::new(first));
+        let mut dir = options.dir.clone();
+        let mut served: Option<Served> = None;
         let mut reopening = Reopening::default();
-        let mut is_announced = false;
+        let (mut is_opened, mut is_announced, mut has_failed) = (false, false, false);
+        let mut announced = || {
+            if !std::mem::replace(&mut is_announced, true) {
+                (self.on_open)();
+            }
+        };
+        // Without permission to continue, the failure ends the command.
+        let fail = |failure: Failure, has_failed: &mut bool| {
+            if !std::mem::replace(has_failed, true) && !self.failed_stores.add() {
+                return Err(failure);
+            }
+            Ok(failure)
+        };
         loop {
             let pause = if let Some(current) = &mut served {
-                let pause = current.check(context, *must_own)?;
-                if !is_announced && current.announced.is_some() {
-                    is_announced = true;
-                    (self.on_open)();
+                match current.check(context, *must_own) {
+                    Ok(Some(pause)) => {
+                        if current.announced.is_some() {
+                            announced();
+                            reopening.failed = None;
+                        }
+                        pause
+                    }
+                    Ok(None) => {
+                        emit(context, &Event::of_store("reopening", &dir));
+                        access.set_open(None);
+                        reopening.begin(served.take());
+                        Duration::ZERO
+                    }
+                    // A command that must own its stores does not wait for another owner.
+                    Err(failure) if *must_own => return Err(failure),
+                    Err(failure) => {
+                        let failure = fail(failure, &mut has_failed)?;
+                        access.set_open(None);
+                        let node = served.take().map(|served| served.node);
+                        if let Some(Err(error)) = node.map(|node| node.close()) {
+                            tracing::warn!(%error, dir = %dir.display(), "the store is not closed");
+                        }
+                        self.report(&mut reopening, &dir, failure)
+                    }
                 }
-                if pause.is_none() {
-                    emit(context, &Event::of_store("reopening", &dir));
-                    access.set_open(None);
-                    reopening.begin(served.take());
-                }
-                pause.unwrap_or_default()
             } else {
                 match reopening.open(options) {
                     Ok(node) => {
+                        if !std::mem::replace(&mut is_opened, true) {
+                            dir = node.path().to_owned();
+                        }
+                        if std::mem::take(&mut has_failed) {
+                            self.failed_stores.remove();
+                        }
                         access.set_open(Some(Arc::clone(&node)));
                         served = Some(Served::new(node));
                         Duration::ZERO
                     }
-                    Err(failure) => reopening.report(context, &dir, failure),
+                    Err(failure) => {
+                        let failure =
+                            if is_opened { failure } else { fail(failure, &mut has_failed)? };
+                        // A store that waits for its disk must not delay the start of the command.
+                        announced();
+                        self.report(&mut reopening, &dir, failure)
+                    }
                 }
             };
             match stop.recv_timeout(pause) {
@@ -91,6 +132,36 @@ impl Keeper<'_> {
         drop(reopening);
         emit(context, &Event::of_store("closed", &dir));
         Ok(())
+    }
+
+    /// Prints and logs a failed attempt to open the path, and tells the service about it. Returns
+    /// the time until the next attempt.
+    fn report(&self, reopening: &mut Reopening, dir: &Path, failure: Failure) -> Duration {
+        self.access.set_failed(&failure.line);
+        reopening.report(self.context, dir, failure)
+    }
+}
+
+/// The stores of a command that failed and are tried again.
+pub(super) struct FailedStores {
+    failed: AtomicUsize,
+    /// The command ends when this number of stores has failed.
+    max: usize,
+}
+
+impl FailedStores {
+    pub(super) fn new(max: usize) -> Self {
+        Self { failed: AtomicUsize::new(0), max }
+    }
+
+    /// Counts a store that failed. Returns whether the command continues.
+    fn add(&self) -> bool {
+        self.failed.fetch_add(1, Ordering::AcqRel) + 1 < self.max
+    }
+
+    /// Counts a store that no longer fails.
+    fn remove(&self) {
+        self.failed.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -155,7 +226,8 @@ impl Served {
     }
 }
 
-/// Attempts to open the path again, after it began to lead to another directory or to none.
+/// Attempts to open the path again, after it began to lead to another directory or to none, or
+/// after an attempt failed.
 #[derive(Default)]
 struct Reopening {
     /// Stores that the path no longer leads to. A background thread of each store closes it,
@@ -191,6 +263,7 @@ impl Reopening {
         };
         if self.failed.as_ref().is_none_or(|(_, reason)| *reason != failure.line) {
             let reason = Some(failure.line.as_str());
+            tracing::warn!(dir = %dir.display(), reason, "the store cannot be opened: tried again");
             emit(context, &Event { reason, ..Event::of_store("reopening", dir) });
         }
         self.failed = Some((pause, failure.line));

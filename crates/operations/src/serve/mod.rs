@@ -7,7 +7,7 @@ mod signals;
 
 use clap::Args;
 use event::{Event, emit};
-use keeper::Keeper;
+use keeper::{FailedStores, Keeper};
 use notify::Readiness;
 use ritornello_codec::Codec;
 use ritornello_service::{Certificate, Service, Settings, StoreAccess, Tokens};
@@ -43,6 +43,10 @@ admin a request may look up pages, flush, scrub, and set or drop scopes. --tls-c
 the connections. Files of tokens, certificate and key are read again when they change. With
 --observe the command opens no store, so it never owns one: owners answer, also inside engines, and
 of a store without an owner its files are read. The command then prints `listening` only.
+
+With --http and several directories, a store that cannot be opened, for example because its disk
+is not mounted, ends the command only if all stores fail: /readyz and /metrics tell which store
+fails, and it is tried again every few seconds.
 
 Examples:
   ritornello serve /nvme/kv --capacity 200GiB
@@ -104,7 +108,8 @@ pub struct ServeArgs {
 /// # Errors
 /// If an argument is invalid, signals cannot be caught, the address cannot be used, a store cannot
 /// be opened, taken over or closed, or another process owns it and `--must-own` is set. The first
-/// failed store ends the command, which then closes the other stores.
+/// failed store ends the command, which then closes the other stores. With `--http` and several
+/// stores, a store that cannot be opened or taken over is tried again, until all stores failed.
 pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     let (sender, happened) = mpsc::channel();
     let ending = Arc::new(Ending::default());
@@ -117,13 +122,17 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     };
     let readiness = Readiness::new(keepers.len());
     let on_open = || readiness.opened();
+    // Only the service tells an operator which store failed while the command continues.
+    let failed_max = if service.is_some() { keepers.len() } else { 1 };
+    let failed_stores = FailedStores::new(failed_max);
     std::thread::scope(|scope| {
         let (mut stops, mut threads) = (Vec::new(), Vec::new());
         for (options, access) in keepers.into_iter().zip(&stores) {
             let (stop, stopped) = mpsc::channel();
             stops.push(stop);
             let must_own = args.must_own;
-            let keeper = Keeper { context, options, must_own, access, on_open: &on_open };
+            let (failed_stores, on_open) = (&failed_stores, &on_open);
+            let keeper = Keeper { context, options, must_own, access, failed_stores, on_open };
             let sender = sender.clone();
             threads.push(scope.spawn(move || {
                 let _end = StoreEnd(sender);

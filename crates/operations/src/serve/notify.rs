@@ -3,7 +3,8 @@
 use sd_notify::NotifyState;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Tells systemd when the command is ready: when each store has an owner, this process or another.
+/// Tells systemd when the command is ready: when each store has an owner, this process or another,
+/// or failed and is tried again.
 pub(super) struct Readiness {
     unopened: AtomicUsize,
 }
@@ -17,7 +18,7 @@ impl Readiness {
         Self { unopened: AtomicUsize::new(stores) }
     }
 
-    /// Notes that a store has an owner.
+    /// Notes that a store has an owner, or failed and is tried again.
     pub(super) fn opened(&self) {
         if self.unopened.fetch_sub(1, Ordering::AcqRel) == 1 {
             send(NotifyState::Ready);
