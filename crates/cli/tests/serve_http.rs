@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{PAGES, Served, filled, ritornello, scratch, snapshot, text};
+use common::{
+    HTTP, PAGES, Served, filled, get, listening, ritornello, scratch, snapshot, stats, text,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{Permissions, set_permissions};
@@ -14,31 +16,6 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-const HTTP: [&str; 2] = ["--http", "127.0.0.1:0"];
-
-fn get(address: SocketAddr, target: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-}
-
-fn stats(address: SocketAddr) -> Value {
-    let (status, body) = get(address, "/v1/stats");
-    assert_eq!(status, 200, "{body}");
-    serde_json::from_str(&body).unwrap()
-}
-
-/// Reads the line `listening on http://ADDRESS` of `serve`, and returns the address.
-fn listening(served: &mut Served) -> SocketAddr {
-    let line = served.says();
-    line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
-}
 
 #[test]
 fn owner_answers_about_its_store() {

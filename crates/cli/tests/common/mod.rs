@@ -9,11 +9,13 @@ use ritornello_volume::transfer::Control;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 use tempfile::TempDir;
 
 pub const PAGE: usize = 64 << 10;
@@ -108,6 +110,33 @@ pub fn ritornello(words: &[&str]) -> Answer {
 
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
+}
+
+/// Arguments that let `serve` answer over HTTP on a free port.
+pub const HTTP: [&str; 2] = ["--http", "127.0.0.1:0"];
+
+/// Reads the line `listening on http://ADDRESS` of `serve`, and returns the address.
+pub fn listening(served: &mut Served) -> SocketAddr {
+    let line = served.says();
+    line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
+}
+
+/// Returns status and body of the answer of the service.
+pub fn get(address: SocketAddr, target: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+pub fn stats(address: SocketAddr) -> Value {
+    let (status, body) = get(address, "/v1/stats");
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
 }
 
 /// A process of `ritornello serve`.
