@@ -3,12 +3,13 @@
 //! The kernel tells only root how worn an NVMe drive is, so this is left to programs made for it
 //! (`docs/operations.md`, *Sizing*).
 
+use crate::limits::SEARCHES_MAX;
 use parking_lot::Mutex;
 use rustix::fs::{major, minor};
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// The directory in which the kernel lists block devices by their numbers.
 const DEVICES: &str = "/sys/dev/block";
@@ -27,7 +28,45 @@ struct Known {
     /// The statistics of each directory's drive; `None` for a directory that is not on one block
     /// device.
     statistics: BTreeMap<String, Option<PathBuf>>,
-    is_searching: bool,
+    /// Directories that a search reads now, with the number of the claim.
+    claimed: BTreeMap<String, u64>,
+    /// Number of claims so far.
+    claims: u64,
+    /// Directories whose device could not be read the last time.
+    failed: BTreeSet<String>,
+    /// Number of searches that have not ended.
+    searches: usize,
+}
+
+impl Known {
+    /// Claims the directory for one search. `None` if its drive is known, or another search reads
+    /// the directory.
+    fn claim(&mut self, dir: &str) -> Option<u64> {
+        if self.statistics.contains_key(dir) || self.claimed.contains_key(dir) {
+            return None;
+        }
+        self.claims += 1;
+        self.claimed.insert(dir.to_owned(), self.claims);
+        Some(self.claims)
+    }
+
+    /// Ends the claim, and stores what was found. Drops the result if the directory was forgotten
+    /// meanwhile: it may have returned on another drive.
+    fn complete(&mut self, dir: String, claim: u64, found: io::Result<Option<PathBuf>>) {
+        if self.claimed.get(&dir) != Some(&claim) {
+            return;
+        }
+        self.claimed.remove(&dir);
+        match found {
+            Ok(drive) => {
+                self.failed.remove(&dir);
+                self.statistics.insert(dir, drive);
+            }
+            Err(_) => {
+                self.failed.insert(dir);
+            }
+        }
+    }
 }
 
 impl Drives {
@@ -37,6 +76,8 @@ impl Drives {
     pub(crate) fn written_bytes(&self, dirs: &[String]) -> Vec<(String, u64)> {
         let mut known = self.0.lock();
         known.statistics.retain(|dir, _| dirs.contains(dir));
+        known.claimed.retain(|dir, _| dirs.contains(dir));
+        known.failed.retain(|dir| dirs.contains(dir));
         let on_drives = known.statistics.iter();
         let on_drives =
             on_drives.filter_map(|(dir, drive)| Some((dir.clone(), drive.as_ref()?.clone())));
@@ -47,25 +88,34 @@ impl Drives {
     }
 
     /// Finds the drives of the `dirs` that are not known yet; a relative name is below `store`. May
-    /// wait for a disk without a limit; while one call waits, other calls return.
+    /// wait for a disk without a limit. While a call waits for a directory, other calls search the
+    /// other directories; at most [`SEARCHES_MAX`] calls wait, further calls return.
     pub(crate) fn find(&self, store: &Path, dirs: &[String]) {
+        self.find_by(dirs, |dir| {
+            let device = fs::metadata(store.join(dir))?.dev();
+            Ok(drive_of(Path::new(DEVICES), major(device), minor(device)))
+        });
+    }
+
+    /// Like [`Drives::find`]; `drive` finds the drive of a directory, and fails if the directory
+    /// must be tried again by a later call.
+    fn find_by(&self, dirs: &[String], drive: impl Fn(&str) -> io::Result<Option<PathBuf>>) {
         let mut known = self.0.lock();
         let unknown = |dir: &&String| !known.statistics.contains_key(*dir);
-        let unknown: Vec<String> = dirs.iter().filter(unknown).cloned().collect();
-        if unknown.is_empty() || known.is_searching {
+        let mut unknown: Vec<String> = dirs.iter().filter(unknown).cloned().collect();
+        if unknown.is_empty() || known.searches >= SEARCHES_MAX {
             return;
         }
-        known.is_searching = true;
+        // A directory that failed before may hang now, so it is the last.
+        unknown.sort_by_key(|dir| known.failed.contains(dir));
+        known.searches += 1;
         drop(known);
-        let find = |dir: String| {
-            let device = fs::metadata(store.join(&dir)).ok().map(|found| found.dev());
-            let drive = |device| drive_of(Path::new(DEVICES), major(device), minor(device));
-            (dir, device.and_then(drive))
-        };
-        let found: Vec<_> = unknown.into_iter().map(find).collect();
-        let mut known = self.0.lock();
-        known.statistics.extend(found);
-        known.is_searching = false;
+        for dir in unknown {
+            let Some(claim) = self.0.lock().claim(&dir) else { continue };
+            let found = drive(&dir);
+            self.0.lock().complete(dir, claim, found);
+        }
+        self.0.lock().searches -= 1;
     }
 }
 
@@ -88,7 +138,11 @@ fn written_bytes(statistics: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use parking_lot::RwLock;
+    use std::cell::RefCell;
     use std::os::unix::fs::symlink;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     #[test]
     fn writes_to_a_partition_are_those_of_its_drive() {
@@ -108,6 +162,84 @@ mod tests {
         assert_eq!(written(0), None);
     }
 
+    /// The directories whose drive is known.
+    fn known(drives: &Drives) -> Vec<String> {
+        drives.0.lock().statistics.keys().cloned().collect()
+    }
+
+    #[test]
+    fn directory_that_hangs_keeps_no_other_directory_from_being_found() {
+        let drives = Arc::new(Drives::default());
+        let disk = Arc::new(RwLock::new(()));
+        let dirs = ["a", "hangs", "z"].map(str::to_owned);
+        let locked = disk.write();
+        let search = {
+            let (drives, disk, dirs) = (Arc::clone(&drives), Arc::clone(&disk), dirs.clone());
+            std::thread::spawn(move || {
+                drives.find_by(&dirs, |dir| {
+                    if dir == "hangs" {
+                        drop(disk.read());
+                    }
+                    Ok(None)
+                });
+            })
+        };
+        while !drives.0.lock().claimed.contains_key("hangs") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(known(&drives), ["a"], "a result is stored as soon as it is found");
+        let later = ["a", "hangs", "new", "z"].map(str::to_owned);
+        drives.find_by(&later, |dir| {
+            assert_ne!(dir, "hangs", "a search waits for this directory already");
+            Ok(None)
+        });
+        assert_eq!(known(&drives), ["a", "new", "z"]);
+        drop(locked);
+        search.join().unwrap();
+        assert_eq!(known(&drives), ["a", "hangs", "new", "z"]);
+        assert_eq!(drives.0.lock().searches, 0);
+    }
+
+    #[test]
+    fn directory_that_cannot_be_read_is_tried_again_after_the_others() {
+        let drives = Drives::default();
+        let dirs = ["fails", "other"].map(str::to_owned);
+        let order = RefCell::new(Vec::new());
+        let search = |is_failing: bool| {
+            drives.find_by(&dirs, |dir| {
+                order.borrow_mut().push(dir.to_owned());
+                if is_failing { Err(io::ErrorKind::NotFound.into()) } else { Ok(None) }
+            });
+        };
+        drives.find_by(&dirs[..1], |_| Err(io::ErrorKind::NotFound.into()));
+        search(true);
+        assert!(known(&drives).is_empty());
+        search(false);
+        assert_eq!(known(&drives), dirs);
+        assert_eq!(order.take(), ["other", "fails", "fails", "other"]);
+    }
+
+    #[test]
+    fn result_for_a_directory_that_was_forgotten_meanwhile_is_dropped() {
+        let drives = Drives::default();
+        let dirs = ["kv".to_owned()];
+        drives.find_by(&dirs, |_| {
+            assert!(drives.written_bytes(&[]).is_empty());
+            Ok(None)
+        });
+        assert!(known(&drives).is_empty());
+    }
+
+    #[test]
+    fn searches_that_hang_are_limited() {
+        let drives = Drives::default();
+        drives.0.lock().searches = SEARCHES_MAX;
+        drives.find_by(&["kv".to_owned()], |_| panic!("one search too many"));
+        drives.0.lock().searches -= 1;
+        drives.find_by(&["kv".to_owned()], |_| Ok(None));
+        assert_eq!(known(&drives), ["kv"]);
+    }
+
     #[test]
     fn drives_are_known_once_found_and_until_their_directory_is_not_listed() {
         let store = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -117,12 +249,12 @@ mod tests {
         let expected = kernel.and_then(|found| written_bytes(&found)).is_some();
         let [own, proc, gone] = ["segments", "/proc", "gone"].map(str::to_owned);
         let (dirs, drives) = ([own.clone(), proc, gone], Drives::default());
-        let known = |dirs: &[String]| -> Vec<String> {
+        let written = |dirs: &[String]| -> Vec<String> {
             drives.written_bytes(dirs).into_iter().map(|(dir, _)| dir).collect()
         };
-        assert!(known(&dirs).is_empty());
+        assert!(written(&dirs).is_empty());
         drives.find(store.path(), &dirs);
-        assert_eq!(known(&dirs), if expected { vec![own] } else { Vec::new() });
-        assert!(known(&dirs[1..]).is_empty() && known(&dirs).is_empty());
+        assert_eq!(written(&dirs), if expected { vec![own] } else { Vec::new() });
+        assert!(written(&dirs[1..]).is_empty() && written(&dirs).is_empty());
     }
 }

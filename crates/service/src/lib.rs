@@ -16,9 +16,9 @@
 //! to this process as a client for one call. Neither makes this process the owner.
 //!
 //! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
-//! on separate threads: of each store at most one observation, one search for the drives of its
-//! directories, one scrub and eight other calls at a time, and at most 12 observations that were
-//! abandoned because they hang. Requests wait for calls within a deadline, so a hung disk delays
+//! on separate threads: of each store at most one observation, one scrub and eight other calls at a
+//! time, and, if disks hang, at most four searches for the drives of its directories and 12
+//! abandoned observations. Requests wait for calls within a deadline, so a hung disk delays
 //! answers about its store, and no other answer. One thread reads the token file again after it
 //! changed, another the files of the certificate.
 //!

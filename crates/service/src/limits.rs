@@ -48,8 +48,12 @@ pub(crate) const ABANDONED_MAX: u32 = 12;
 /// Time after the end of an observation during which requests are answered from it.
 pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 
+/// Maximum number of searches for the drives of a store's directories at the same time. Each search
+/// after the first begins while the earlier searches hang.
+pub(crate) const SEARCHES_MAX: usize = 4;
+
 /// Maximum number of calls to a store that run at the same time, besides its observations, the
-/// search for its drives and its scrub.
+/// searches for its drives and its scrub.
 pub(crate) const CALLS_MAX: usize = 8;
 /// Maximum number of keys in a request to `/v1/probe` or `/v1/explain`.
 pub(crate) const KEYS_MAX: usize = 4096;
