@@ -112,6 +112,14 @@ pub struct CatalogStats {
     pub dropped_at_open: BTreeMap<String, u64>,
 }
 
+impl CatalogStats {
+    /// The tier that the store is: `host` if all its directories are in memory, otherwise `disk`.
+    #[must_use]
+    pub fn tier(&self) -> &'static str {
+        if self.io.mode == "mapped" { "host" } else { "disk" }
+    }
+}
+
 /// Absent volumes and segments, and their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbsentSpace {

@@ -115,7 +115,7 @@ impl Snapshot {
             owner_pid: s.owner_pid,
             hit_rate: share(now.counter("hit_pages"), now.counter("probed_pages")),
             tiers: vec![Tier {
-                tier: "disk",
+                tier: s.tier(),
                 pages: s.pages,
                 runs: s.runs,
                 used_bytes: s.used_bytes,
@@ -287,4 +287,22 @@ impl Rates {
 
 fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_store::IoStats;
+
+    #[test]
+    fn store_in_memory_is_the_host_tier() {
+        for (mode, tier) in [("mapped", "host"), ("uring", "disk"), ("buffered", "disk")] {
+            let io = IoStats { mode: mode.to_owned(), ..IoStats::default() };
+            let stats = CatalogStats { io, ..CatalogStats::default() };
+            let snapshot = Snapshot::between(None, &Sample::new("/kv".into(), stats));
+            assert_eq!(snapshot.tiers[0].tier, tier, "{mode}");
+            let named = snapshot.lines().into_iter().filter(|(name, _)| *name == tier);
+            assert_eq!(named.count(), 1, "{mode}");
+        }
+    }
 }

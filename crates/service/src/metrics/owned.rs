@@ -110,7 +110,7 @@ fn add_state(rows: &mut Rows<'_>, stats: &CatalogStats) {
 
 fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats) {
     let counter = |name: &str| stats.counters.get(name).copied();
-    let tier = || [("tier", tier(stats).to_owned())];
+    let tier = || [("tier", stats.tier().to_owned())];
     rows.gauge(&names::PAGES, tier(), stats.pages);
     rows.gauge(&names::RUNS, tier(), stats.runs);
     for (name, count) in &stats.counters {
@@ -225,11 +225,6 @@ fn durations(
     let longer = (f64::INFINITY, count - below);
     let buckets = buckets.into_iter().chain([longer]).collect();
     Some(Histogram { sum: counter(sum)? as f64 / per_second, count, buckets })
-}
-
-/// The tier of a store: `host` if its directories are in memory.
-fn tier(stats: &CatalogStats) -> &'static str {
-    if stats.io.mode == "mapped" { "host" } else { "disk" }
 }
 
 fn add_space(rows: &mut Rows<'_>, stats: &CatalogStats) {

@@ -197,6 +197,17 @@ fn counts_of_caches_have_labels_and_units() {
 }
 
 #[test]
+fn store_in_memory_is_the_host_tier() {
+    let mut stats = CatalogStats::default();
+    let pages = |stats: &CatalogStats| {
+        samples(&encode(&[named(stats.clone())]).unwrap(), "ritornello_pages").join("")
+    };
+    assert!(pages(&stats).contains("tier=\"disk\""), "{}", pages(&stats));
+    stats.io.mode = "mapped".to_owned();
+    assert!(pages(&stats).contains("tier=\"host\""), "{}", pages(&stats));
+}
+
+#[test]
 fn failed_observation_is_not_up() {
     let observation = Arc::new(Observation {
         observed: Err(Problem::retry("the disk hangs")),
