@@ -35,8 +35,10 @@ impl Outcome {
 pub(crate) struct PutProgress {
     /// Leading pages that are stored.
     pub(crate) stored: usize,
-    /// Payload bytes written, before encoding; `disk_bytes` are the bytes that they take on disk.
+    /// Payload bytes written, before encoding; `encoded_bytes` are the same pages after encoding,
+    /// without padding, and `disk_bytes` the bytes that they take on disk.
     pub(crate) bytes: u64,
+    pub(crate) encoded_bytes: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) reason: &'static str,
     /// Whether the put must be flushed before it is acknowledged.
@@ -47,6 +49,7 @@ impl PutProgress {
     pub(crate) fn add(&mut self, part: &Self) {
         self.stored += part.stored;
         self.bytes += part.bytes;
+        self.encoded_bytes += part.encoded_bytes;
         self.disk_bytes += part.disk_bytes;
         self.reason = part.reason;
         self.unflushed |= part.unflushed;

@@ -39,6 +39,14 @@ impl Part<'_> {
         self.slices
     }
 
+    /// Bytes of pages `pages` of the part after encoding, without padding.
+    pub(crate) fn encoded_bytes(&self, pages: Range<usize>) -> u64 {
+        let bytes =
+            |slices: &[Slice]| slices.iter().map(|slice| u64::from(slice.bytes)).sum::<u64>();
+        let of = |page| self.pages.packed(page).map(|packed| bytes(packed.slices()));
+        pages.map(|page| of(page).unwrap_or(self.page_bytes)).sum()
+    }
+
     /// The slices of pages `pages` of the part, page after page.
     pub(crate) fn slices(&self, pages: Range<usize>) -> Vec<Slice> {
         let raw: Vec<Slice> = (0..self.slices)

@@ -102,7 +102,8 @@ impl Store {
             Some(encoder) => put.encode(&encoder, source)?,
         };
         if written.bytes > 0 {
-            self.count(&TransferCounts::put(started.elapsed()));
+            let (bytes, encoded) = (written.bytes, written.encoded_bytes);
+            self.count(&TransferCounts::put(started.elapsed(), bytes, encoded));
             self.transfers.put_bytes.add(written.bytes);
             self.transfers.put_stored_bytes.add(written.disk_bytes);
         }
@@ -206,7 +207,8 @@ impl Put<'_> {
         };
         let reserved = store.catalog.reserve(self.scope, keys, parent, &request)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
-        let mut prepared = PreparedPart { store, reserved, sums: Vec::new(), reason: refused };
+        let (sums, encoded) = (Vec::new(), Vec::new());
+        let mut prepared = PreparedPart { store, reserved, sums, encoded, reason: refused };
         let reserved = &prepared.reserved;
         if reserved.runs.is_empty() {
             return Ok(prepared);
@@ -244,6 +246,8 @@ impl Put<'_> {
                 .ok()
         };
         prepared.sums = reserved.runs.iter().map(written).collect();
+        let encoded = |run: &ReservedRun| encoded_bytes(run, self.scope, part);
+        prepared.encoded = reserved.runs.iter().map(encoded).collect();
         prepared.reason = if lost { NOT_FOUND } else { reason };
         failed_volumes.sort_unstable();
         failed_volumes.dedup();
@@ -265,6 +269,8 @@ struct PreparedPart<'a> {
     reserved: Reserved,
     /// For each reserved run the checksum of its header; `None` if it was not written.
     sums: Vec<Option<u64>>,
+    /// For each reserved run the bytes of its pages after encoding.
+    encoded: Vec<u64>,
     reason: &'static str,
 }
 
@@ -284,8 +290,10 @@ impl PreparedPart<'_> {
         if written.stored < count && written.reason.is_empty() {
             written.reason = committed.refused.map_or("superseded", Refusal::word);
         }
-        for (run, _) in reserved.runs.iter().zip(&self.sums).filter(|(_, sum)| sum.is_some()) {
+        let runs = reserved.runs.iter().zip(&self.encoded).zip(&self.sums);
+        for ((run, encoded), _) in runs.filter(|(_, sum)| sum.is_some()) {
             written.bytes += u64::from(run.pages) * put.scope.page_bytes;
+            written.encoded_bytes += encoded;
             written.disk_bytes += run.place.units() * UNIT;
         }
         self.reserved.runs.clear();
@@ -300,6 +308,12 @@ impl Drop for PreparedPart<'_> {
             let _ = self.store.catalog.abort(self.reserved.id);
         }
     }
+}
+
+/// The bytes of the pages of a run after encoding, without padding.
+fn encoded_bytes(run: &ReservedRun, scope: ScopeRef, part: Option<&Part<'_>>) -> u64 {
+    let (at, pages) = (run.at as usize, run.pages as usize);
+    part.map_or(pages as u64 * scope.page_bytes, |part| part.encoded_bytes(at..at + pages))
 }
 
 fn slices_per_page(scope: ScopeRef, part: Option<&Part<'_>>) -> u16 {

@@ -18,8 +18,8 @@ pub const LOOKUP_BOUNDS: [u64; 11] =
 
 /// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
 /// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`], the buckets of
-/// lookups and [`UNREGISTERED_NAMES`] follow. The order is part of the protocol: further counts
-/// come at the end of a message.
+/// lookups, [`UNREGISTERED_NAMES`] and [`ENCODING_NAMES`] follow. The order is part of the protocol:
+/// further counts come at the end of a message.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -86,7 +86,11 @@ const UNREGISTERED_NAMES: [&str; 2] = ["unregistered_probes", "missed_unregister
 /// cannot decode a longer message, so the maximum of a released protocol version stays.
 pub(crate) const REPORTED_COUNTS_MAX: usize = 256;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
-const LENGTH: usize = UNREGISTERED_PROBES + UNREGISTERED_NAMES.len();
+const ENCODING: usize = UNREGISTERED_PROBES + UNREGISTERED_NAMES.len();
+/// Names of the counts of the bytes of pages that puts wrote: before encoding, and after encoding
+/// without run headers and padding.
+const ENCODING_NAMES: [&str; 2] = ["put_raw_bytes", "put_encoded_bytes"];
+const LENGTH: usize = ENCODING + ENCODING_NAMES.len();
 
 /// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found
 /// pages; microseconds of the decided loads, and of their regret (the time by which a load and the
@@ -120,9 +124,11 @@ impl TransferCounts {
         Self(counts)
     }
 
-    /// A put that wrote pages.
-    pub(crate) fn put(elapsed: Duration) -> Self {
+    /// A put that wrote pages of `bytes` bytes, which have `encoded` bytes after encoding.
+    pub(crate) fn put(elapsed: Duration, bytes: u64, encoded: u64) -> Self {
         let mut counts = Self::one(PUTS, 1);
+        counts.0[ENCODING] = bytes;
+        counts.0[ENCODING + 1] = encoded;
         counts.0[PUT_MICROS] = micros(elapsed);
         counts.add_to_bucket(PUT_BUCKETS, DURATION_BOUNDS, elapsed);
         counts
@@ -258,9 +264,8 @@ impl TransferTotals {
         let undelivered = undelivered
             .map(|(reason, at)| (format!("undelivered_{}", reason.word()), self.get(at)));
         let others = PREFILL_NAMES.iter().chain(&CACHE_NAMES).chain(&LOOKUP_NAMES).zip(PREFILL..);
-        let unregistered = UNREGISTERED_NAMES.iter().zip(UNREGISTERED_PROBES..);
-        let others = others.chain(unregistered);
-        let others = others.map(|(name, at)| ((*name).to_owned(), self.get(at)));
+        let newer = UNREGISTERED_NAMES.iter().chain(&ENCODING_NAMES).zip(UNREGISTERED_PROBES..);
+        let others = others.chain(newer).map(|(name, at)| ((*name).to_owned(), self.get(at)));
         plain.chain(durations).chain(undelivered).chain(others)
     }
 }
@@ -294,10 +299,12 @@ mod tests {
     #[test]
     fn taken_counts_are_not_taken_again() {
         let (one, other) = (TransferTotals::default(), TransferTotals::default());
-        one.add(TransferCounts::put(Duration::from_millis(2)).as_slice());
+        one.add(TransferCounts::put(Duration::from_millis(2), 400, 300).as_slice());
         one.add(TransferCounts::one(UNANSWERED, 4).as_slice());
         other.add(&one.take().unwrap());
         assert_eq!((other.get(PUTS), other.get(PUT_MICROS), other.get(UNANSWERED)), (1, 2000, 4));
+        let named: BTreeMap<String, u64> = other.by_name().collect();
+        assert_eq!((named["put_raw_bytes"], named["put_encoded_bytes"]), (400, 300));
         assert_eq!(one.take(), None);
         // A later build may send more counts, an earlier build fewer.
         other.add(&[1; LENGTH + 3]);

@@ -8,7 +8,7 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use ritornello_codec::Codec;
-use ritornello_format::{ErrorKind, Result, Scope, ScopeSettings};
+use ritornello_format::{ErrorKind, Result, Scope, ScopeSettings, UNIT};
 use ritornello_medium::{Host, SimDisk};
 use ritornello_store::{ClientId, Durability, Options, Outcome, PutOptions, Store};
 use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
@@ -115,11 +115,22 @@ fn lossless_codecs_return_every_bit() {
     for (codec, most) in [(Codec::Raw, 1.02), (Codec::Split, 0.78), (Codec::Zstd, 0.80)] {
         let scope = numbers(codec.word(), "bfloat16", 80);
         set(&open.store, &scope, codec);
-        let before = open.store.stats().unwrap().transfer;
+        let stats = || {
+            let stats = open.store.stats().unwrap();
+            let count = |name: &str| stats.catalog.counters[name];
+            let counted = [count("put_raw_bytes"), count("put_encoded_bytes")];
+            (stats.transfer, counted)
+        };
+        let (before, [raw_before, encoded_before]) = stats();
         let keys = sequence(1, 16);
         put_all(&open.store, &scope, &keys, 0);
         expect(&open.store, &scope, &keys, 0);
-        let after = open.store.stats().unwrap().transfer;
+        let (after, [raw, encoded]) = stats();
+        let (raw, encoded) = (raw - raw_before, encoded - encoded_before);
+        let disk = after.put_stored_bytes - before.put_stored_bytes;
+        assert_eq!(raw, after.put_bytes - before.put_bytes);
+        assert!(encoded < disk && encoded + 16 * UNIT + (128 << 10) > disk, "{encoded} of {disk}");
+        assert_eq!(codec == Codec::Raw, encoded == raw, "{}", codec.word());
         let put = (after.put_bytes - before.put_bytes) as f64;
         let ratio = (after.put_stored_bytes - before.put_stored_bytes) as f64 / put;
         assert!(ratio < most, "{}: {ratio}", codec.word());

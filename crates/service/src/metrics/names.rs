@@ -46,6 +46,10 @@ names! {
         "Durations of a sample of the lookups of prefixes, one in 16, of all processes");
     PUT = ("put", Seconds, "Durations of puts that wrote pages, of all processes");
     GET = ("get", Seconds, "Durations of gets of registered scopes, of all processes");
+    PUT_RAW = ("put_raw", Bytes,
+        "Bytes of pages that puts wrote, before encoding, of all processes");
+    PUT_ENCODED = ("put_encoded", Bytes,
+        "Bytes of pages that puts wrote, after encoding, of all processes");
     READ = ("read", Bytes, "Bytes of pages that gets delivered, of all processes");
     READ_PAGES = ("read_pages", Count, "Pages that gets delivered, of all processes");
     UNDELIVERED_PAGES = ("undelivered_pages", Count,

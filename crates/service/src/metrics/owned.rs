@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// The owner's counters that become one series each: the name in `CatalogStats::counters`, and the
 /// metric.
-const COUNTERS: [(&str, &Definition); 33] = [
+const COUNTERS: [(&str, &Definition); 35] = [
     ("probes", &names::PROBES),
     ("present_pages", &names::PRESENT_PAGES),
     ("refused_scopes", &names::REFUSED_SCOPES),
@@ -39,6 +39,8 @@ const COUNTERS: [(&str, &Definition); 33] = [
     ("remote_read_bytes", &names::REMOTE_READ),
     ("remote_written_bytes", &names::REMOTE_WRITTEN),
     ("remote_breaker_openings", &names::REMOTE_BREAKER_OPENINGS),
+    ("put_raw_bytes", &names::PUT_RAW),
+    ("put_encoded_bytes", &names::PUT_ENCODED),
     ("probed_pages", &names::PROBED_PAGES),
     ("stored_pages", &names::STORED_PAGES),
 ];
