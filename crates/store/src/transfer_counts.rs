@@ -82,14 +82,14 @@ pub(crate) const MISSED_UNREGISTERED: usize = UNREGISTERED_PROBES + 1;
 /// Names of the counts of lookups in scopes that are not registered: their number, and the pages
 /// that they requested. The owner is only asked for the scope, and does not see the pages.
 const UNREGISTERED_NAMES: [&str; 2] = ["unregistered_probes", "missed_unregistered"];
-/// Maximum counts in a message: a later build may send more counts than this build knows. An owner
-/// cannot decode a longer message, so the maximum of a released protocol version stays.
-pub(crate) const REPORTED_COUNTS_MAX: usize = 256;
-const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
 const ENCODING: usize = UNREGISTERED_PROBES + UNREGISTERED_NAMES.len();
 /// Names of the counts of the bytes of pages that puts wrote: before encoding, and after encoding
 /// without run headers and padding.
 const ENCODING_NAMES: [&str; 2] = ["put_raw_bytes", "put_encoded_bytes"];
+/// Maximum counts in a message: a later build may send more counts than this build knows. An owner
+/// cannot decode a longer message, so the maximum of a released protocol version stays.
+pub(crate) const REPORTED_COUNTS_MAX: usize = 256;
+const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
 const LENGTH: usize = ENCODING + ENCODING_NAMES.len();
 
 /// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found
