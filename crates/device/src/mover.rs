@@ -65,7 +65,8 @@ impl MoveTicket {
     ///
     /// # Errors
     /// The move's error if it has failed. The device may still access the move's memory only if the
-    /// device was closed before the move had ended.
+    /// device was closed before the move had ended, or if the driver counts as failed because every
+    /// query failed for five seconds.
     pub fn wait(&self, deadline: Instant) -> Result<bool> {
         let is_pending = |stage: &Stage| matches!(stage, Stage::Submitted | Stage::Queued(_));
         let stage = self.wait_while(deadline, is_pending);

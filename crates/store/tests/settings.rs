@@ -76,7 +76,7 @@ fn lossy_codec_needs_a_supported_dtype() {
 }
 
 #[test]
-fn default_codec_applies_to_unset_scopes() {
+fn default_codec_applies_to_unset_scopes_that_it_supports() {
     let dir = tempfile::tempdir().unwrap();
     let opts = Options { codec: Codec::Int8, ..options(dir.path(), 8) };
     let open = open_on(Arc::new(Host), &opts).unwrap();

@@ -33,10 +33,11 @@
 //! become durable before the data that it names. A batch becomes durable early if RocksDB flushes
 //! full memtables, if the kernel writes the log, or if an index that was not synced is opened
 //! again. A batch that is appended during a sync or a call of
-//! [`crate::PrefixIndex::maintain_after`] becomes durable early if `sync_data` has returned. After
-//! a power loss the run of an early batch may exist without the bytes of its pages. A read of these
-//! pages finds wrong checksums, and is a miss. The backend `run` withholds records until their data
-//! is durable. All other batches become durable after their data: a sync and
+//! [`crate::PrefixIndex::maintain_after`] may also become durable early, if `sync_data` was called
+//! before the batch was appended. After a power loss the run of an early batch may exist without
+//! the bytes of its pages. A read of these pages finds wrong checksums, and is a miss. The backend
+//! `run` withholds records until their data is durable. All other batches become durable after
+//! their data: a sync and
 //! [`crate::PrefixIndex::maintain_after`] first call `sync_data`, and closing writes the batches to
 //! tables only if all of them were synced.
 //!

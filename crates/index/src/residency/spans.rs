@@ -61,8 +61,9 @@ impl Spans {
         self.rest.truncate(kept);
     }
 
-    /// Replaces the sets of the pages in `range` of a run of `length` pages. `change` gets a set
-    /// and the number of pages that have it, and returns the new set.
+    /// Replaces the sets of the pages in `range` of a run of `length` pages. For each span in
+    /// `range`, `change` gets the set and the number of pages of the span that are in `range`, and
+    /// returns the new set.
     pub(super) fn change(
         &mut self,
         range: Range<u16>,

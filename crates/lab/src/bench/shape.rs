@@ -21,7 +21,8 @@ pub struct Shape {
     pub page_bytes: u64,
     /// Pages per sequence: of one put, and of one get.
     pub sequence_pages: u32,
-    /// Number of sequences in a set.
+    /// Number of sequences in a set. A measurement may put several sets, whose sequences have
+    /// different keys.
     pub sequences: u32,
 }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Names of the clients that count as alive, because they hold their lock files.
+/// Names of the clients that count as alive. They stand in for the lock files of live clients.
 #[derive(Clone, Default)]
 pub struct Names(Arc<Mutex<BTreeSet<String>>>);
 

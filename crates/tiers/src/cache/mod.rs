@@ -39,8 +39,9 @@
 //! prefetch policy waits. A thread of the prefetcher asks the remote which pages exist, and asks
 //! the gate how many of these to load. `Fetch` loads them: `RemoteTier` reads objects, each
 //! verified by `ObjectRead`, with calls that have a deadline, retries and a circuit breaker
-//! (`remote::call_executor`). The fetched pages are put into the first tier, where a later lookup
-//! leases them. The requests to an object store are made in `ritornello_remote`.
+//! (`remote::call_executor`). The fetched pages are put into the first tier and leased there, for
+//! at most 30 seconds; a later lookup leases them itself, and ends these leases. The requests to
+//! an object store are made in `ritornello_remote`.
 
 #[allow(clippy::module_inception, reason = "each file is named after its type")]
 mod cache;

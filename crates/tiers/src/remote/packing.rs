@@ -92,9 +92,9 @@ pub(super) fn concurrent_objects(page_bytes: u64) -> usize {
     (CONCURRENT_BYTES / object_bytes).clamp(1, CONCURRENT_OBJECTS) as usize
 }
 
-/// Returns the number of pages in the objects that one call reads or writes concurrently. A caller
-/// that moves this number of pages per step needs as much memory for them as the call for its
-/// objects.
+/// Returns the number of pages in the objects that one call reads or writes concurrently. The pages
+/// of a caller that moves this number of pages per step take about as much memory as the objects
+/// that its call holds, if these are not compressed.
 pub(crate) fn step_pages(page_bytes: u64) -> usize {
     concurrent_objects(page_bytes) * group_pages(page_bytes)
 }

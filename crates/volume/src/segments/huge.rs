@@ -10,9 +10,9 @@ use std::{fs, io};
 const KERNEL: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// Why files in `dir` get no huge pages, and what to do. `None` if the kernel gives a test file a
-/// huge page on request ([`Map::allocate_huge`]), if the kernel setting is `force`, or if `dir`
-/// cannot be resolved; unless the setting is `deny`, also if the mount allows huge pages or is not
-/// found.
+/// huge page on request ([`Map::allocate_huge`]), if `dir` cannot be resolved, or if the kernel
+/// setting is `force`. `None` too if the setting is not `deny`, and the mount allows huge pages or
+/// is not found.
 pub(super) fn why_unavailable(medium: &dyn Medium, dir: &Path) -> Option<String> {
     let path = test_file(dir);
     let requested = request(medium, &path);

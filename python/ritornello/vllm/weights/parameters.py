@@ -7,8 +7,8 @@ reads evenly spaced bytes of every parameter (`SAMPLE_BYTES`) and detects writes
 these bytes.
 
 A tensor subclass that wraps other tensors (torchao's quantized weights) has no memory: the tensors
-that its `__tensor_flatten__` names are compared and read in its place. A tensor without a version
-counter, an address or memory does not keep other tensors from being compared.
+that its `__tensor_flatten__` names are compared too, and are read in its place. A tensor without a
+version counter, an address or memory does not keep other tensors from being compared.
 """
 
 import logging
