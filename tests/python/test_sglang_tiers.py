@@ -301,7 +301,7 @@ def operation(keys: Sequence[bytes], first: int = 0, sides: Sequence[SidePool] =
     return made
 
 
-def test_pools_that_are_not_served_begin_no_lookup(machine: Machine, early: Any) -> None:
+def test_operation_with_unserved_pool_begins_no_lookup(machine: Machine, early: Any) -> None:
     one = machine("one")
     begun = early(one)
     begun._act(operation(KEYS, sides=[SidePool("draft", ALL, 0)]), ended=False)
@@ -330,11 +330,11 @@ def test_early_lookups_survive_failed_thread_start(
         time.sleep(0.002)
 
 
-def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:
+def test_early_lookups_wait_for_no_other_lookup(machine: Machine, gated: str, early: Any) -> None:
     one = machine("one", gated)
     begun = early(one)
-    # The cache fetches pages of at most four prompts at a time, so the last two of these six
-    # lookups are queued.
+    # The cache fetches pages of at most four prompts at a time: the last two of these six fetches
+    # wait in the cache's queue.
     queued = [operation(keys_of(f"queued {number}", 6), first=2) for number in range(6)]
     for each in queued:
         begun.begin(each)

@@ -46,8 +46,9 @@ def require_served(uses: PackageUses, names: int, overrides: int) -> None:
 
 
 def require_alike(engine: str, versions: Sequence[str], hints: Hints) -> None:
-    """Checks that all versions have the same uses. A use names the parameter of each argument, so
-    that arguments that our package passes by position have the same meaning in all versions.
+    """Checks that our package uses the same names and parameters of all versions. A use names the
+    parameter of each argument, so that arguments that our package passes by position have the same
+    meaning in all versions.
     """
     found = [uses_of(engine, version, hints).found for version in versions]
     assert [names ^ found[0] for names in found] == [set() for _ in found]
