@@ -51,7 +51,8 @@ HARMLESS_METHODS = (
 )
 # Called by `SchedulerWeightUpdaterManager` after every successful update.
 RECORDER = "record_weight_version_after_update"
-# Fields that are read from SGLang's objects.
+# Fields of SGLang's objects: those that are read (`CONFIG`, `TRANSFER`) and those that are set
+# (`RESULT`).
 CONFIG = frozenset(
     {
         "tp_rank",

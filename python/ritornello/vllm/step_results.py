@@ -44,7 +44,8 @@ class StepResults:
         self._meter.add(f"{mode}_loads", 1 if self._counts_pages else 0)
 
     def record_load(self, load: Load, result: LoadResult, seconds: float) -> bool:
-        """Records a load that ended. `seconds`: its entry in `WorkerReport.load_seconds`. Returns
+        """Records a load that ended. `seconds`: its duration or, if it arrived layer by layer, the
+        time that the step waited for its loads; goes to `WorkerReport.load_seconds`. Returns
         whether some pages were not filled. With several KV cache groups, the failed blocks of
         asynchronous loads are not reported to vLLM, which then computes the whole request.
         """

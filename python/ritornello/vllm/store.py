@@ -39,8 +39,9 @@ class PromptLength(NamedTuple):
 class StoreHit(NamedTuple):
     """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
     pages that are known to be stored. `pending`: the lookup must be repeated, and `lease` is None.
-    `tiers`: the tiers of the stored pages, in order. `decision`: the core's `Lookup` with which the
-    gate decided to load or to compute; None without tiers.
+    `tiers`: each tier with its number of consecutive stored pages, in order; pages that were
+    fetched for this prompt count as "remote"; empty without tiers. `decision`: the core's `Lookup`
+    with which the gate decided to load or to compute; None without tiers.
     """
 
     pages: int
@@ -52,8 +53,8 @@ class StoreHit(NamedTuple):
 
 
 class VllmStore(FailSafeStore):
-    """The store of one connector process. `wants_timings`: workers measure prefills, and reads for
-    a gate.
+    """The store of one connector process. `wants_timings`: whether workers report how long prefills
+    took and, for a gate, how long reads took.
     """
 
     wants_timings = False
