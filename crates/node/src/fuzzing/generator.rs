@@ -8,6 +8,7 @@ use serde::de::{
     VariantAccess, Visitor,
 };
 use serde::forward_to_deserialize_any;
+use std::collections::BTreeMap;
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -34,11 +35,49 @@ pub(super) struct Generator<'a> {
     variant: Option<u32>,
     /// Number of variants of the outermost enum.
     variants: usize,
+    /// Whether enums within messages are always their first variant.
+    nested_first: bool,
+    /// Names of the variants of each enum met, by the name of the enum.
+    enums: Enums,
 }
+
+/// Names of the variants of enums, by the name of the enum.
+pub(super) type Enums = BTreeMap<&'static str, &'static [&'static str]>;
 
 impl<'a> Generator<'a> {
     pub(super) fn new(known: Known<'a>) -> Self {
-        Self { known, dice: 1, variant: None, variants: 0 }
+        Self {
+            known,
+            dice: 1,
+            variant: None,
+            variants: 0,
+            nested_first: false,
+            enums: Enums::new(),
+        }
+    }
+
+    /// A generator for which each enum within a message is the first variant, so that a variant
+    /// appended to such an enum changes no generated value.
+    #[cfg(test)]
+    pub(super) fn with_first_nested(known: Known<'a>) -> Self {
+        Self { nested_first: true, ..Self::new(known) }
+    }
+
+    /// Returns the enums within the enum that `make` deserializes, and this enum. `make` may fail:
+    /// the enums up to its failure count.
+    #[cfg(test)]
+    pub(super) fn enums(make: impl Fn(&mut Self)) -> Enums {
+        let mut generator = Self::new(&[]);
+        for variant in 0.. {
+            for _ in 0..ATTEMPTS {
+                generator.variant = Some(variant);
+                make(&mut generator);
+            }
+            if variant as usize + 1 >= generator.variants {
+                break;
+            }
+        }
+        generator.enums
     }
 
     /// Passes `count` values of each variant of an enum to `each`. `make` deserializes a value, and
@@ -154,10 +193,12 @@ impl<'de> Deserializer<'de> for &mut Generator<'de> {
 
     fn deserialize_enum<V: Visitor<'de>>(
         self,
-        _: &'static str,
+        name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value> {
+        let same = self.enums.insert(name, variants).is_none_or(|known| known == variants);
+        assert!(same, "two enums have the name {name}");
         if self.variant.is_some() {
             self.variants = variants.len();
         }
@@ -219,7 +260,8 @@ impl<'g, 'de> EnumAccess<'de> for Variant<'g, 'de> {
 
     fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self)> {
         let wanted = self.generator.variant.take();
-        let number = wanted.unwrap_or_else(|| self.generator.roll(self.count) as u32);
+        let nested = if self.generator.nested_first { 1 } else { self.count };
+        let number = wanted.unwrap_or_else(|| self.generator.roll(nested) as u32);
         let number: U32Deserializer<Error> = number.into_deserializer();
         Ok((seed.deserialize(number)?, self))
     }

@@ -1,6 +1,8 @@
 //! The messages of a protocol version do not change. The encoding of one sample of each variant of
-//! the messages is recorded in `crates/node/tests/recorded/messages-VERSION.txt`, for version 8 and
-//! later versions. The test compares the messages of version `greeting::NEWEST` with its file.
+//! the messages, and of the enums within them, is recorded in
+//! `crates/node/tests/recorded/messages-VERSION.txt`, for version 8 and later versions. The tests
+//! compare the messages of version `greeting::NEWEST` with its file, and with the files of earlier
+//! versions: the messages include every line of them, except the handshake, which has the version.
 //!
 //! postcard writes a variant as its position, and a struct as its fields without names. Inserting,
 //! removing or reordering a variant or a field therefore changes the meaning of messages, silently.
@@ -25,12 +27,16 @@ use crate::greeting::{First, NEWEST};
 use crate::protocol::{Hello, HelloReply, OwnerEpoch};
 use ritornello_format::{Error, ErrorKind, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CapacityChange, Decision, DecisionEstimate, DecisionOutcome, Keys, Refusal, Request,
+    Answer, CapacityChange, Decision, DecisionEstimate, DecisionOutcome, Keys, Refusal, Request,
     ReserveRequest, Response, ScopeRef, WireError,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::PathBuf;
+
+/// The first version with a recording of all messages.
+const FIRST_RECORDED: u32 = 8;
 
 /// Returns the name of the message's variant, with which its `Debug` text begins.
 fn variant(message: &impl Debug) -> String {
@@ -51,7 +57,7 @@ fn each<'de, T: Deserialize<'de> + Serialize + Debug>(
     samples: &mut String,
 ) {
     let (mut made, mut last) = (Vec::new(), None);
-    Generator::new(known).each_variant(
+    Generator::with_first_nested(known).each_variant(
         1,
         |from| T::deserialize(from).ok(),
         |value| made.push(value),
@@ -124,15 +130,30 @@ fn samples() -> String {
     }
     each::<Refusal>("Refusal", &known, &mut all);
     each::<CapacityChange>("CapacityChange", &known, &mut all);
+    each::<Answer>("Answer", &known, &mut all);
+    each::<DecisionOutcome>("DecisionOutcome", &known, &mut all);
     each::<Request<'_>>("Request", &known, &mut all);
     each::<Response>("Response", &known, &mut all);
     all
 }
 
+/// The recording of the messages of `version`.
+fn recording(version: u32) -> PathBuf {
+    let name = format!("tests/recorded/messages-{version}.txt");
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// Returns the lines of `older` that `newer` lacks, without the handshake.
+fn lost<'a>(older: &'a str, newer: &str) -> Vec<&'a str> {
+    let newer: BTreeSet<&str> = newer.lines().collect();
+    let mut lines: Vec<&str> = older.lines().collect();
+    lines.retain(|line| !line.starts_with("Hello") && !newer.contains(line));
+    lines
+}
+
 #[test]
 fn pinned_messages_match_recordings() {
-    let name = format!("tests/recorded/messages-{NEWEST}.txt");
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name);
+    let path = recording(NEWEST);
     let made = samples();
     if !path.exists() && std::env::var_os("RITORNELLO_WRITE_GOLDEN").is_some() {
         std::fs::write(&path, &made).unwrap();
@@ -156,4 +177,41 @@ fn pinned_messages_match_recordings() {
         "variants were added or removed at the end: see the head of \
          crates/node/src/fuzzing/pinned.rs"
     );
+}
+
+/// A higher version does not permit to insert, remove or reorder: a process of the older version
+/// is still sent the old messages.
+#[test]
+fn newest_messages_include_earlier_versions() {
+    let newest = samples();
+    for version in FIRST_RECORDED..NEWEST {
+        let older = std::fs::read_to_string(recording(version)).unwrap();
+        assert_eq!(lost(&older, &newest), [""; 0], "messages of version {version} changed");
+    }
+}
+
+#[test]
+fn inserted_variant_loses_recorded_lines() {
+    let older = "Hello 08\nHelloReply::Gone 0801\nAnswer::Hit 00\nAnswer::Evicted 01\n";
+    let inserted = "Hello 09\nAnswer::Hit 00\nAnswer::Pinned 01\nAnswer::Evicted 02\n";
+    assert_eq!(lost(older, inserted), ["Answer::Evicted 01"]);
+    let appended = "Hello 09\nAnswer::Hit 00\nAnswer::Evicted 01\nAnswer::Pinned 02\n";
+    assert_eq!(lost(older, appended), [""; 0]);
+}
+
+#[test]
+fn every_variant_of_every_enum_has_a_line() {
+    let mut enums = Generator::enums(|from| drop(HelloReply::deserialize(from)));
+    enums.extend(Generator::enums(|from| drop(Request::deserialize(from))));
+    enums.extend(Generator::enums(|from| drop(Response::deserialize(from))));
+    for name in ["Answer", "CapacityChange", "DecisionOutcome", "Kind", "Refusal"] {
+        assert!(enums.contains_key(name), "{name}: {enums:?}");
+    }
+    let samples = samples();
+    for (name, variants) in enums {
+        // `Kind` is the first field of a `WireError`, and private to the store.
+        let pinned = if name == "Kind" { "WireError::" } else { &format!("{name}::") };
+        let lines = samples.lines().filter(|line| line.starts_with(pinned)).count();
+        assert_eq!(lines, variants.len(), "add lines for the variants of {name} to `samples`");
+    }
 }
