@@ -105,6 +105,25 @@ fn manifest() -> Manifest {
     }
 }
 
+/// The manifest of a store in which a restore left volume 1 out.
+fn unsearched() -> Manifest {
+    let mut manifest = manifest();
+    let volume = &mut manifest.volumes[1];
+    (volume.draining, volume.unsearched) = (false, true);
+    manifest
+}
+
+/// The manifest of a restore that has begun: volume 0 is lost, and volume 1 left out.
+fn restoring() -> Manifest {
+    let unsearched = unsearched().volumes[1].clone();
+    Manifest {
+        owner_epoch: 0,
+        clean: false,
+        volumes: vec![VolumeRecord::default(), unsearched, VolumeRecord::new("segments")],
+        ..manifest()
+    }
+}
+
 fn scope() -> Scope {
     Scope {
         model: "model".into(),
@@ -223,6 +242,22 @@ fn whole_files_match_recordings() {
     let stored = ScopeRegistry::decode(&log).unwrap();
     assert!(stored.is_whole);
     assert_eq!(stored.registry.scopes.keys().collect::<Vec<_>>(), [&ScopeSlot(5)]);
+}
+
+#[test]
+fn manifests_of_unclean_and_restored_stores_match_recordings() {
+    let unclean = Manifest { clean: false, ..manifest() };
+    let manifests = [
+        ("manifest-unsearched", unsearched()),
+        ("manifest-unclean", unclean),
+        ("manifest-restoring", restoring()),
+    ];
+    compare(&manifests.each_ref().map(|(name, manifest)| (*name, manifest.encode())));
+    let golden = recorded();
+    for (name, manifest) in &manifests {
+        assert_eq!(&Manifest::decode(&golden[*name]).unwrap(), manifest, "{name}");
+        assert_eq!(manifest.is_being_restored(), *name == "manifest-restoring", "{name}");
+    }
 }
 
 #[test]
