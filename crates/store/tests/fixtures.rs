@@ -6,10 +6,12 @@ mod common;
 
 use common::fixture::*;
 use common::*;
-use ritornello_format::{Error, ErrorKind, RunHeader, ScopeSlot, UNIT, checksum};
+use ritornello_format::{
+    Error, ErrorKind, Manifest, RunHeader, ScopeRegistry, ScopeSlot, UNIT, checksum,
+};
 use ritornello_index::residency::{Holder, Residency, Tier, Tiers, Worker};
-use ritornello_medium::Host;
-use ritornello_store::{Catalog, ClientId, Options};
+use ritornello_medium::{Host, Medium};
+use ritornello_store::{Catalog, ClientId, Options, Restore, VOLUME_COPIES};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,16 +36,23 @@ fn try_open(dir: &Path) -> Result<Open, Error> {
     open_on(Arc::new(Host), &options_of(dir))
 }
 
-/// Reads every page of the fixture, and compares every byte.
+/// Checks that the store has all pages of the fixture but the deleted pages, with every byte.
 fn check_pages(dir: &Path, open: &Open) {
-    let lossy = fs::read_to_string(dir.join("lossy")).unwrap();
-    let lossy: HashMap<&str, &str> =
-        lossy.lines().map(|line| line.split_once(' ').unwrap()).collect();
     for Pages { scope, keys, deleted } in contents() {
         let present = open.store.exists(&scope, &refs(&keys)).unwrap();
         for (at, present) in present.into_iter().enumerate() {
             assert_eq!(present, !deleted.contains(&at), "page {at} of {}", scope.model);
         }
+    }
+    check_bytes(dir, open);
+}
+
+/// Reads every page of the fixture except the deleted pages, and compares every byte.
+fn check_bytes(dir: &Path, open: &Open) {
+    let lossy = fs::read_to_string(dir.join("lossy")).unwrap();
+    let lossy: HashMap<&str, &str> =
+        lossy.lines().map(|line| line.split_once(' ').unwrap()).collect();
+    for Pages { scope, keys, deleted } in contents() {
         let (ok, pages) = get_content(&open.store, &scope, &keys);
         let sums: Vec<String> =
             pages.iter().map(|page| format!("{:016x}", checksum(page))).collect();
@@ -133,6 +142,38 @@ fn format_1_store_holds_every_kind_of_file_and_slice() {
     assert!(extents > 2 && slices > 1, "{extents} extents, {slices} slices");
     assert_eq!(parents.len(), 2);
     assert!(keys.contains(&8) && keys.contains(&64), "{keys:?}");
+}
+
+/// The fixture's volumes are inside the store, so no volume has copies of the manifest and the
+/// scopes. The copies have the bytes of these files: a store whose volumes are moved out of its
+/// directory, with the files as their copies, is restored after this directory is lost.
+#[test]
+fn format_1_copies_in_volumes_restore_the_store() {
+    let dir = unpacked("v1.tar.gz");
+    let store = dir.path().join("store");
+    let files = ["MANIFEST", "SCOPES"].map(|name| fs::read(store.join(name)).unwrap());
+    let lost = Manifest::decode(&files[0]).unwrap();
+    let scopes = ScopeRegistry::decode(&files[1]).unwrap().registry.scopes.len();
+    let volumes = ["b", "c"].map(|name| dir.path().join(name));
+    for volume in &volumes {
+        fs::rename(store.join(volume.file_name().unwrap()), volume).unwrap();
+        for (name, bytes) in ["VOLUME.manifest", "VOLUME.scopes"].iter().zip(&files) {
+            assert!(VOLUME_COPIES.contains(name), "{name}");
+            fs::write(volume.join(name), bytes).unwrap();
+        }
+    }
+    fs::remove_dir_all(&store).unwrap();
+    let medium: Arc<dyn Medium> = Arc::new(Host);
+    let plan = Restore::plan(&medium, &store, &volumes).unwrap();
+    let restored = plan.run(&mut |_, _| ()).unwrap();
+    assert_eq!((restored.scopes, restored.absent), (scopes as u64, Vec::new()));
+    let manifest = Manifest::decode(&fs::read(store.join("MANIFEST")).unwrap()).unwrap();
+    assert_eq!((manifest.uuid, manifest.owner_epoch), (lost.uuid, lost.owner_epoch + 65_536));
+    let open = try_open(dir.path()).unwrap();
+    check_bytes(dir.path(), &open);
+    let dropped = ritornello_format::Scope::opaque(DROPPED, 4096, true);
+    assert_eq!(open.store.probe(&dropped, &refs(&sequence(11, 1))).unwrap(), 0);
+    open.close();
 }
 
 /// The space of a reservation is withheld while its client lives, and is freed after its client
