@@ -362,7 +362,10 @@ impl Segments {
     /// The I/O mode, and why it was chosen.
     #[must_use]
     pub fn report(&self) -> IoReport {
-        self.report.read().clone()
+        let volumes = self.volumes.read();
+        let present = volumes.iter().filter(|volume| volume.is_present());
+        let file_systems = present.map(|volume| volume.file_system.clone()).collect();
+        IoReport { file_systems, ..self.report.read().clone() }
     }
 
     /// Usage of the staging memory.

@@ -151,6 +151,7 @@ pub(super) fn choose(
         direct: *direct,
         in_memory: test.in_memory(),
         drains: test.drains,
+        file_system: test.kind.clone(),
     });
     let volume = |at| match unusable.remove(&at) {
         Some(error) => Err(error),

@@ -57,7 +57,7 @@ impl IoMode {
 
 /// The I/O mode chosen when the segments were opened, and the results of the self-test from which
 /// it was chosen. Logged when the segments are opened: `warnings` and `distrust` as warnings, the
-/// other fields in one line. Volumes that are added or return later change `direct` and
+/// other fields in one line. Volumes that are added, leave or return later change `direct` and
 /// `file_systems` only, and a limit of open files that is too low adds a warning.
 #[derive(Clone, Debug)]
 pub struct IoReport {
@@ -66,8 +66,7 @@ pub struct IoReport {
     /// Why a better mode is not in use, or why a mapped store has no huge pages; empty if
     /// `io_uring` is in use, or if huge pages are available to a mapped store.
     pub why: String,
-    /// Names of file systems: of the directories that passed the self-test, then of directories
-    /// that were added or returned later (empty if unusable). A position is not a volume number.
+    /// Name of the file system of each volume that is present, in the order of the volumes.
     pub file_systems: Vec<String>,
     /// Whether all directories are accessed without the page cache.
     pub direct: bool,

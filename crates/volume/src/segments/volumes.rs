@@ -23,6 +23,8 @@ pub(super) struct Volume {
     /// Whether `MediumFile::drain` waits for the writes of dead processes on the volume's file
     /// system.
     pub(super) drains: bool,
+    /// Name of the directory's file system.
+    pub(super) file_system: String,
 }
 
 impl Volume {
@@ -51,7 +53,6 @@ pub(super) struct Discovery {
 #[derive(Clone, Debug)]
 pub struct Candidate {
     volume: Volume,
-    file_system: String,
     trusted: bool,
 }
 
@@ -79,7 +80,7 @@ impl Candidate {
     /// Name of the directory's file system.
     #[must_use]
     pub fn file_system(&self) -> &str {
-        &self.file_system
+        &self.volume.file_system
     }
 }
 
@@ -114,9 +115,9 @@ impl Segments {
         let found = selftest::examine(self.medium.as_ref(), dir)?;
         let direct = found.direct && self.io != IoChoice::Buffered;
         let (in_memory, drains) = (found.in_memory(), found.drains);
+        let (dir, file_system) = (dir.to_owned(), found.kind);
         Ok(Candidate {
-            volume: Volume { dir: dir.to_owned(), direct, in_memory, drains },
-            file_system: found.kind,
+            volume: Volume { dir, direct, in_memory, drains, file_system },
             trusted: !matches!(found.trust, kind::Trust::Foreign),
         })
     }
@@ -133,9 +134,7 @@ impl Segments {
         if at.is_some_and(|at| at != volumes.len()) {
             return;
         }
-        let mut report = self.report.write();
-        report.direct &= candidate.volume.direct;
-        report.file_systems.push(candidate.file_system);
+        self.report.write().direct &= candidate.volume.direct;
         volumes.push(candidate.volume);
     }
 
@@ -152,9 +151,7 @@ impl Segments {
             );
         };
         if !volume.is_present() {
-            let mut report = self.report.write();
-            report.direct &= candidate.volume.direct;
-            report.file_systems.push(candidate.file_system);
+            self.report.write().direct &= candidate.volume.direct;
             *volume = candidate.volume;
         }
         Ok(())
@@ -178,7 +175,7 @@ impl Segments {
             _ => return Ok(()),
         };
         let dir = candidate.volume.dir.display();
-        Err(Error::invalid(refused).with("dir", dir).with("file_system", &candidate.file_system))
+        Err(Error::invalid(refused).with("dir", dir).with("file_system", candidate.file_system()))
     }
 
     /// Retires a volume whose segments are all removed.
@@ -224,11 +221,7 @@ impl Segments {
                         examined.and_then(|found| self.check_drivable(&found).map(|()| found));
                     let candidate = drivable.unwrap_or_else(|error| {
                         tracing::warn!(%error, "a directory of the store cannot be used here");
-                        Candidate {
-                            volume: Volume::default(),
-                            file_system: String::new(),
-                            trusted: false,
-                        }
+                        Candidate { volume: Volume::default(), trusted: false }
                     });
                     self.push_volume(Some(at), candidate);
                 }
@@ -249,5 +242,38 @@ impl Segments {
             *last = Some(Instant::now());
         }
         due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segments::{IoChoice, SegmentsConfig};
+    use ritornello_medium::Host;
+    use std::sync::Arc;
+
+    #[test]
+    fn file_system_of_a_returning_volume_is_listed_once() {
+        let dirs = [(), ()].map(|()| tempfile::tempdir().unwrap());
+        let config = SegmentsConfig {
+            dirs: dirs.iter().map(|dir| dir.path().to_owned()).collect(),
+            segment_bytes: 1 << 20,
+            io: IoChoice::Pool,
+            in_flight_bytes: 0,
+        };
+        let segments = Segments::open(Arc::new(Host), config).unwrap();
+        let listed = || segments.report().file_systems;
+        let names = listed();
+        assert_eq!(names.len(), 2, "{names:?}");
+        for _ in 0..2 {
+            segments.detach(1);
+            assert_eq!(listed(), names[..1]);
+            let candidate = segments.examine(dirs[1].path()).unwrap();
+            assert_eq!(candidate.file_system(), names[1]);
+            segments.attach(1, candidate).unwrap();
+            assert_eq!(listed(), names);
+        }
+        segments.retire_volume(0);
+        assert_eq!(listed(), names[1..]);
     }
 }
