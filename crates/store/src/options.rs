@@ -194,6 +194,8 @@ pub struct Options {
     pub write_budget: Option<WriteBudget>,
     /// Returns seconds since 1970. Tests replace it.
     pub wall_clock: fn() -> u64,
+    /// Length above which a page is divided over the volumes: 16 MiB. Tests replace it.
+    pub long_page_bytes: u64,
 }
 
 /// The system's seconds since 1970.
@@ -234,6 +236,7 @@ impl Options {
             admission: AdmissionMode::default(),
             write_budget: None,
             wall_clock: system_clock,
+            long_page_bytes: 16 << 20,
         }
     }
 }

@@ -6,9 +6,9 @@ mod common;
 use common::items::Item;
 use common::*;
 use ritornello_format::Scope;
-use ritornello_medium::{Host, Throttled};
+use ritornello_medium::{Host, SimDisk, Throttled};
 use ritornello_store::{Catalog, ClientId, Options};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const VOLUMES: usize = 4;
@@ -59,6 +59,25 @@ fn one_put_uses_every_volume_equally() {
         assert_even(&bytes, MIB);
     }
     open.close();
+}
+
+/// The explorer sets this option, so that its short pages are divided as long pages are.
+#[test]
+fn page_above_a_smaller_threshold_is_on_both_volumes() {
+    const SHORT: u64 = 800 << 10;
+    let volumes_used = |long_page_bytes| {
+        let paths = ["/a", "/b"].map(PathBuf::from).to_vec();
+        let base = options(Path::new("/store"), 24);
+        let options = Options { paths, background_threads: false, long_page_bytes, ..base };
+        let open = open_on(Arc::new(SimDisk::new(64 * MIB)), &options).unwrap();
+        let (scope, keys) = (unchained(SHORT), sequence(1, 1));
+        assert_eq!(put(&open.store, &scope, &keys, None).pages, 1);
+        let (bytes, _) = placed(&open, &scope, &keys);
+        assert_eq!(get(&open.store, &scope, &keys).pages, 1);
+        open.close();
+        bytes.into_iter().filter(|bytes| *bytes > 0).count()
+    };
+    assert_eq!((volumes_used(16 * MIB), volumes_used(768 << 10)), (1, 2));
 }
 
 #[test]

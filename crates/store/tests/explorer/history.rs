@@ -12,8 +12,8 @@ use crate::checker::{Bounds, is_change_complete, stats};
 use crate::client::{Client, Names};
 use crate::common::{MIB, Open, open_beside, options, refs};
 use crate::kinds::{
-    KINDS, Pages, SEQUENCES, check_get, keys_of, kinds, leading, left_by_delete, present_pages,
-    put, set_split_pages,
+    KINDS, Pages, SEQUENCES, STRIPED_FROM, check_get, keys_of, kinds, leading, left_by_delete,
+    present_pages, put, set_split_pages,
 };
 use crate::operation::Operation;
 use crate::recording_medium::RecordingMedium;
@@ -86,7 +86,8 @@ impl History {
         let workload = Workload::of(seed, &mut extra_rng);
         // Only a store that is never full may have split pages, because a few of them fill a store
         // of a few MiB. Few seeds have split pages, because they make the check of a state slow.
-        set_split_pages(workload.never_full && (3..6).contains(&(seed % 36)));
+        let has_split_pages = workload.never_full && (3..6).contains(&(seed % 36));
+        set_split_pages(has_split_pages);
         // The disk usually has space for the whole store.
         let mut mib = 4 + rng.below(4);
         let mut has_room = !rng.one_in(8);
@@ -99,6 +100,11 @@ impl History {
         let wall_clock = || NOW.get();
         let base = options(Path::new("/store"), mib);
         let mut options = Options { durability, background_threads: false, wall_clock, ..base };
+        // In half of these histories, a store on several volumes divides large pages over all of
+        // them.
+        if has_split_pages && (seed / 36).is_multiple_of(2) {
+            options.long_page_bytes = STRIPED_FROM;
+        }
         let long = rng.one_in(12);
         let operations = if long { 800 } else { 20 + rng.below(100) };
         let operations = if workload.steady { 2000 } else { operations };

@@ -17,6 +17,9 @@ pub const NUMBERS: usize = 3;
 /// Length of a large page in bytes, in histories with split pages: 256 units. The page and a header
 /// do not fit into a segment, so the store always splits the page into several extents.
 const SPLIT_PAGE: u64 = 1_045_000;
+/// Length above which pages are divided over all volumes, in histories with striped pages. The
+/// pieces of a page of [`SPLIT_PAGE`] bytes are then at least 256 KiB long on up to four volumes.
+pub const STRIPED_FROM: u64 = 768 << 10;
 
 thread_local! {
     /// Whether the large pages of the current history are so long that the store splits them; a

@@ -44,7 +44,7 @@ use free::{FreeMap, SEGMENT_UNITS_LIMIT};
 use pick::Pick;
 use ritornello_format::{Error, Extent, SegmentId, UNIT};
 use rotation::Rotation;
-use shape::RunShape;
+use shape::{LONG_PAGE_UNITS, RunShape};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -159,6 +159,7 @@ impl SpaceStats {
 #[derive(Debug)]
 pub struct Space {
     segment_units: u32,
+    long_page_units: u32,
     reserve_percent: u8,
     volumes: Vec<Volume>,
     /// Maximum segments of all volumes together.
@@ -213,6 +214,7 @@ impl Space {
         let volume = |max: u32| Volume { max: max.min(1 << 24), ..Volume::default() };
         Ok(Self {
             segment_units,
+            long_page_units: LONG_PAGE_UNITS,
             reserve_percent,
             segments_max: volumes.iter().map(|max| u64::from(*max)).sum(),
             rotation: Rotation::new(volumes.len()),
@@ -223,6 +225,13 @@ impl Space {
             refused_reserve: 0,
             refused_shape: 0,
         })
+    }
+
+    /// Sets the length above which the only page of a run is divided over the volumes: 16 MiB, and
+    /// less in tests. With less than 256 KiB for each usable volume, pieces would be shorter than
+    /// 256 KiB.
+    pub fn set_long_page(&mut self, units: u32) {
+        self.long_page_units = units;
     }
 
     /// Adds a segment that was created; all of it is free.
@@ -395,8 +404,8 @@ impl Space {
         if page_units == 0 || pages == 0 {
             return None;
         }
-        let segment_units = self.segment_units;
-        let shape = RunShape { header_units, page_units, pages, segment_units };
+        let (segment_units, long_page_units) = (self.segment_units, self.long_page_units);
+        let shape = RunShape { header_units, page_units, pages, segment_units, long_page_units };
         self.lacking = None;
         if self.shortfall(shape.units(), reserve) > 0 {
             self.refused_reserve += 1;

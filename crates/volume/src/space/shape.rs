@@ -2,8 +2,9 @@
 
 use ritornello_format::{PIECE_UNITS, UNIT, WHOLE_PAGE_UNITS};
 
-/// Maximum length of a page 0 that must be contiguous with the header. In a full store, few holes
-/// would hold a longer page.
+/// Maximum length of a page 0 that must be contiguous with the header, unless
+/// [`Space::set_long_page`](super::Space::set_long_page) set another length. In a full store, few
+/// holes would hold a longer page.
 pub(super) const LONG_PAGE_UNITS: u32 = ((16 << 20) / UNIT) as u32;
 
 /// A header, followed by pages of equal length.
@@ -14,6 +15,8 @@ pub(super) struct RunShape {
     pub(super) pages: u32,
     /// Length of a segment: no hole is longer.
     pub(super) segment_units: u32,
+    /// A longer page is a long page.
+    pub(super) long_page_units: u32,
 }
 
 impl RunShape {
@@ -22,13 +25,12 @@ impl RunShape {
     }
 
     /// Length of the header and the part of page 0 that is contiguous with it. The part is all of
-    /// page 0, so that one operation can read the header and page 0. If page 0 is longer than 16
-    /// MiB, or does not fit into a segment with the header, the part is only the first 256 KiB of
-    /// page 0.
+    /// page 0, so that one operation can read the header and page 0. If page 0 is a long page, or
+    /// does not fit into a segment with the header, the part is only the first 256 KiB of page 0.
     pub(super) fn first_units(self) -> u64 {
         let (header, page) = (u64::from(self.header_units), u64::from(self.page_units));
         let is_long =
-            self.page_units > LONG_PAGE_UNITS || header + page > u64::from(self.segment_units);
+            self.page_units > self.long_page_units || header + page > u64::from(self.segment_units);
         header + if is_long { page.min(u64::from(PIECE_UNITS)) } else { page }
     }
 
@@ -75,9 +77,14 @@ impl RunShape {
 mod tests {
     use super::*;
 
+    fn shape(header_units: u32, page_units: u32, pages: u32) -> RunShape {
+        let (segment_units, long_page_units) = (1 << 16, LONG_PAGE_UNITS);
+        RunShape { header_units, page_units, pages, segment_units, long_page_units }
+    }
+
     #[test]
     fn small_pages_are_cut_between_pages_only() {
-        let run = RunShape { header_units: 2, page_units: 48, pages: 3, segment_units: 1 << 16 };
+        let run = shape(2, 48, 3);
         assert_eq!(run.usable(0, 49), 0);
         assert_eq!(run.usable(0, 50), 50);
         assert_eq!(run.usable(0, 97), 50);
@@ -88,7 +95,7 @@ mod tests {
 
     #[test]
     fn large_pages_are_cut_into_256_kib_pieces() {
-        let run = RunShape { header_units: 1, page_units: 200, pages: 2, segment_units: 1 << 16 };
+        let run = shape(1, 200, 2);
         assert_eq!(run.usable(0, 200), 0, "page 0 stays with its header");
         assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
         assert_eq!(run.usable(0, 265), 265);
@@ -101,7 +108,7 @@ mod tests {
     #[test]
     fn long_first_page_is_cut_after_256_kib() {
         let page = LONG_PAGE_UNITS + 1;
-        let run = RunShape { header_units: 1, page_units: page, pages: 1, segment_units: 1 << 16 };
+        let run = shape(1, page, 1);
         assert_eq!(run.usable(0, 64), 0, "63 units after the header would be too short a piece");
         assert_eq!(run.usable(0, 65), 65);
         let room = u64::from(page) - 1;
@@ -114,7 +121,7 @@ mod tests {
 
     #[test]
     fn pages_too_short_for_two_pieces_stay_whole() {
-        let run = RunShape { header_units: 1, page_units: 127, pages: 2, segment_units: 1 << 16 };
+        let run = shape(1, 127, 2);
         assert_eq!(run.usable(0, 250), 128);
         assert_eq!(run.usable(128, 126), 0);
     }

@@ -1,7 +1,7 @@
 //! Allocates space for a page longer than 16 MiB on several volumes.
 
 use super::pick::Pick;
-use super::shape::{LONG_PAGE_UNITS, RunShape};
+use super::shape::RunShape;
 use super::{RUN_EXTENTS_MAX, Space, Volume};
 use ritornello_format::{Extent, PIECE_UNITS};
 
@@ -27,13 +27,13 @@ impl Space {
         shape: RunShape,
     ) -> Result<Option<Vec<Extent>>, usize> {
         let volumes = self.usable_volumes().min(STRIPES_MAX) as u64;
-        if shape.page_units <= LONG_PAGE_UNITS || volumes < 2 || shape.pages != 1 {
+        if shape.page_units <= shape.long_page_units || volumes < 2 || shape.pages != 1 {
             return Ok(None);
         }
         let page = u64::from(shape.page_units);
         // The first piece is contiguous with the header: both must fit into a segment.
         let room = shape.segment_units.saturating_sub(shape.header_units);
-        let longest = u64::from(room.clamp(1, LONG_PAGE_UNITS));
+        let longest = u64::from(room.min(shape.long_page_units).max(1));
         let pieces = volumes * page.div_ceil(volumes * longest);
         if pieces > PIECES_MAX {
             return Ok(None);
@@ -138,6 +138,16 @@ mod tests {
             assert!(shares.iter().all(|share| share.abs_diff(page / 4) <= 4), "{shares:?}");
             assert_eq!(space.segments_by_volume(), [1; 4], "each volume grows by one segment");
         }
+    }
+
+    #[test]
+    fn smaller_threshold_divides_shorter_pages() {
+        let mut space = space(&[4; 2]);
+        assert_eq!(allocate(&mut space, 256).len(), 1);
+        space.set_long_page(192);
+        let units: Vec<u32> = allocate(&mut space, 256).iter().map(|extent| extent.units).collect();
+        assert_eq!(units, [2 + 128, 128]);
+        assert_eq!(allocate(&mut space, 192).len(), 1);
     }
 
     #[test]

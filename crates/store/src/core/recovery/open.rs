@@ -161,6 +161,7 @@ impl StoreCore {
             volumes: manifest.volumes.iter().map(|_| u32::MAX).collect(),
             reserve_percent: RESERVE_PERCENT,
         })?;
+        space.set_long_page((options.long_page_bytes / UNIT) as u32);
         let here = |number| directory.is_volume_present(&manifest, number);
         let existing =
             find_segments(&segments, &mut space, &manifest, &here, &mut absence, &mut dropped);
