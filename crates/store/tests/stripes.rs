@@ -96,10 +96,10 @@ fn one_long_page_uses_every_volume_equally() {
     open.close();
 }
 
-/// Puts twice into a new store on two volumes, of 256 and 32 MiB/s: the first put uses both about
-/// equally, and the store measures their speeds. Returns the bytes of the second put on each
-/// volume.
-fn second_put_on_unequal_volumes() -> (u64, u64) {
+/// Puts `pages` pages of `page_bytes`, then `more` pages, into a new store on two volumes, of 256
+/// and 32 MiB/s: the first put uses both about equally, and the store measures their speeds.
+/// Returns the bytes of the second put on each volume.
+fn second_put_on_unequal_volumes(page_bytes: u64, pages: usize, more: usize) -> (u64, u64) {
     const SLOW: u64 = 32 * MIB;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let paths = ["fast", "slow"].map(|name| dir.path().join(name));
@@ -109,13 +109,13 @@ fn second_put_on_unequal_volumes() -> (u64, u64) {
     let options = options(&dir.path().join("home"), 1024);
     let options = Options { paths: paths.to_vec(), segment_bytes, ..options };
     let open = open_on(Arc::new(medium), &options).unwrap();
-    // The speed of a volume is measured once 128 MiB were written to it. This put writes about 144
-    // MiB to each volume.
-    let first = Item::new("first", 1, 8 * MIB, true, 36);
-    assert_eq!(first.put(&open.store).unwrap().pages, 36);
+    // The speed of a volume is measured once 128 MiB were written to it.
+    assert!(page_bytes * pages as u64 >= 2 * (128 + 16) * MIB);
+    let first = Item::new("first", 1, page_bytes, true, pages);
+    assert_eq!(first.put(&open.store).unwrap().pages, pages);
     assert_even(&placed(&open, &first.scope, &first.keys).0[..2], 17 * MIB);
-    let second = Item::new("second", 2, 8 * MIB, true, 16);
-    assert_eq!(second.put(&open.store).unwrap().pages, 16);
+    let second = Item::new("second", 2, page_bytes, true, more);
+    assert_eq!(second.put(&open.store).unwrap().pages, more);
     let (bytes, _) = placed(&open, &second.scope, &second.keys);
     open.close();
     (bytes[0], bytes[1])
@@ -123,14 +123,24 @@ fn second_put_on_unequal_volumes() -> (u64, u64) {
 
 /// A busy machine may slow the faster volume down, so the puts are tried up to three times. If the
 /// owner did not use the measured speeds, both volumes would get equal shares each time.
-#[test]
-fn faster_volume_gets_more_of_the_next_put() {
+fn assert_faster_volume_gets_more(page_bytes: u64, pages: usize, more: usize) {
     let has_larger_share = |_| {
-        let (fast, slow) = second_put_on_unequal_volumes();
+        let (fast, slow) = second_put_on_unequal_volumes(page_bytes, pages, more);
         println!("{fast} bytes on the fast volume, {slow} on the slow volume");
         fast >= 2 * slow
     };
     assert!((0..3).any(has_larger_share));
+}
+
+#[test]
+fn faster_volume_gets_more_of_the_next_put() {
+    assert_faster_volume_gets_more(8 * MIB, 36, 16);
+}
+
+/// Each page is on both volumes, so each lane of the transfer moves bytes of both.
+#[test]
+fn faster_volume_gets_more_of_the_next_long_pages() {
+    assert_faster_volume_gets_more(40 * MIB, 8, 3);
 }
 
 #[test]

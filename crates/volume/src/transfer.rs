@@ -13,6 +13,7 @@ mod read;
 mod salvage;
 mod sections;
 mod verify_run;
+mod volume_times;
 mod wide_crc;
 mod write;
 

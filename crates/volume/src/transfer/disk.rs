@@ -9,27 +9,37 @@ pub(super) use write::write;
 
 use super::chunk::Chunk;
 use super::page::PageMemory;
+use super::volume_times::VolumeTimes;
 use crate::io_engine::IoVec;
 use crate::memory_block::Block;
 use crate::staging::StagingBuffer;
 use ritornello_format::UNIT;
 use std::ops::Range;
+use std::time::Instant;
 
 /// Bytes checksummed per step; between steps a transfer collects completions and submits
 /// operations.
 const STEP: usize = 1 << 20;
 
 /// The operations in flight, each with the value that its completion needs.
-struct InFlight<T> {
-    slots: Vec<Option<(u64, T)>>,
+struct InFlight<'a, T> {
+    slots: Vec<Option<Slot<T>>>,
     vacant: Vec<usize>,
     bytes: u64,
     limit: u64,
+    /// Measures each volume; `None` if the caller measures the volume by the time of the call.
+    times: Option<&'a VolumeTimes>,
 }
 
-impl<T> InFlight<T> {
-    fn new(limit: usize) -> Self {
-        Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
+struct Slot<T> {
+    volume: u8,
+    bytes: u64,
+    what: T,
+}
+
+impl<'a, T> InFlight<'a, T> {
+    fn new(limit: usize, times: Option<&'a VolumeTimes>) -> Self {
+        Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64, times }
     }
     /// Whether another operation, of any length, may start: the bytes in flight are below the limit
     /// before it starts, and may exceed the limit afterwards.
@@ -39,21 +49,27 @@ impl<T> InFlight<T> {
     fn is_idle(&self) -> bool {
         self.vacant.len() == self.slots.len()
     }
-    /// Adds an operation of `bytes` and returns its tag.
-    fn insert(&mut self, bytes: u64, what: T) -> u64 {
+    /// Adds an operation of `bytes` on `volume` and returns its tag.
+    fn insert(&mut self, volume: u8, bytes: u64, what: T) -> u64 {
         self.bytes += bytes;
+        if let Some(times) = self.times {
+            times.begin(volume, Instant::now());
+        }
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        self.slots[slot] = Some((bytes, what));
+        self.slots[slot] = Some(Slot { volume, bytes, what });
         slot as u64
     }
     /// Removes the completed operation `tag` and returns its value; `None` for an unknown tag.
     fn complete(&mut self, tag: u64) -> Option<T> {
-        let (bytes, what) = self.slots.get_mut(tag as usize)?.take()?;
+        let Slot { volume, bytes, what } = self.slots.get_mut(tag as usize)?.take()?;
         self.vacant.push(tag as usize);
         self.bytes -= bytes;
+        if let Some(times) = self.times {
+            times.end(volume, bytes, Instant::now());
+        }
         Some(what)
     }
 }

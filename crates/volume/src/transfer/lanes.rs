@@ -9,9 +9,14 @@
 //! volume. If the pages go through staging memory, all lanes together keep only `in_flight_bytes`
 //! in flight, but each lane at least two operations.
 //!
+//! A lane with runs of one volume measures this volume by its own time. If the runs of any lane are
+//! on several volumes, the transfer measures every volume by its operations instead
+//! ([`VolumeTimes`]).
+//!
 //! A transfer of at most [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) is one lane:
 //! all its operations are in flight at the same time anyway.
 
+use super::volume_times::VolumeTimes;
 use super::{RunRead, RunWrite};
 use crate::scoped_threads::map_on_threads;
 use crate::segments::{Moved, Segments};
@@ -21,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of lanes, of all volumes together, for runs that are on a single volume; and
 /// maximum number of lanes for runs that are on several volumes. Volumes whose numbers differ by a
-/// multiple of this limit share their lanes, and are not measured by transfers that touch both.
+/// multiple of this limit share their lanes.
 const LANES_MAX: usize = 16;
 
 /// Runs of one transfer that are moved by one thread.
@@ -65,6 +70,8 @@ pub(super) struct Lanes<'a> {
     segments: &'a Segments,
     moved: Moved,
     lanes: Vec<Lane>,
+    /// `None` if the runs of each lane are on one volume.
+    volume_times: Option<VolumeTimes>,
     began: Instant,
 }
 
@@ -92,13 +99,21 @@ impl<'a> Lanes<'a> {
             let least = 2 * segments.op_bytes() as usize;
             lanes.iter_mut().for_each(|lane| lane.in_flight = lane.in_flight.min(share.max(least)));
         }
-        Self { segments, moved, lanes, began: Instant::now() }
+        let is_wide = |lane: &Lane| lane.volume.is_none();
+        let volume_times = lanes.iter().any(is_wide).then(VolumeTimes::default);
+        Self { segments, moved, lanes, volume_times, began: Instant::now() }
     }
 
     /// The bytes that the only lane keeps in flight; `None` if there are several lanes. With one
     /// lane the caller moves all runs itself, and then calls [`Lanes::end`].
     pub(super) fn only(&self) -> Option<usize> {
         if let [lane] = self.lanes.as_slice() { Some(lane.in_flight) } else { None }
+    }
+
+    /// Measures of the volumes, to which the lanes add their operations; `None` if the times of the
+    /// lanes suffice.
+    pub(super) fn volume_times(&self) -> Option<&VolumeTimes> {
+        self.volume_times.as_ref()
     }
 
     /// Records the time that the only lane took, and the part of this time that it `waited` for the
@@ -108,21 +123,22 @@ impl<'a> Lanes<'a> {
     }
 
     /// Runs `work` on every lane, at the same time, and returns its results, in the order of
-    /// `runs`. `work` gets the runs of its lane and the bytes to keep in flight, and returns one
-    /// result for each of these runs, and for how long it waited for the disk. `is_complete` says
-    /// whether a result means that all bytes of its run were moved.
+    /// `runs`. `work` gets the runs of its lane, the bytes to keep in flight, and
+    /// [`Lanes::volume_times`]. It returns one result for each of these runs, and for how long it
+    /// waited for the disk. `is_complete` says whether a result means that all bytes of its run
+    /// were moved.
     pub(super) fn run<R: MovedRun, T: Send>(
         self,
         runs: &[R],
         is_complete: impl Fn(&T) -> bool + Sync,
-        work: impl Fn(&[R], usize) -> (Vec<T>, Duration) + Sync,
+        work: impl Fn(&[R], usize, Option<&VolumeTimes>) -> (Vec<T>, Duration) + Sync,
     ) -> Vec<T> {
         let count = self.lanes.len();
         let done = map_on_threads(count, count, "ritornello-lane", |at| {
             let began = Instant::now();
             let lane = &self.lanes[at];
             let runs: Vec<R> = lane.runs.iter().map(|run| runs[*run]).collect();
-            let (results, waited) = work(&runs, lane.in_flight);
+            let (results, waited) = work(&runs, lane.in_flight, self.volume_times());
             let time = LaneTime::since(began, waited, results.iter().all(&is_complete));
             (results, time)
         });
@@ -136,32 +152,53 @@ impl<'a> Lanes<'a> {
         results.into_iter().flatten().collect()
     }
 
-    /// Records the speed of each volume whose lanes moved all their bytes. Other volumes are left
-    /// out, because failed operations may end faster than the volume works. If the transfer is long
-    /// enough for several lanes, also records the sum of the times that the lanes of a volume
-    /// computed, for the volume with the largest sum.
+    /// Records the speeds of the volumes. If the transfer is long enough for several lanes, also
+    /// records how long the lanes of the busiest volume computed.
     fn record(&self, times: &[LaneTime]) {
-        let mut volumes = BTreeMap::<u8, (u64, Duration, Duration, bool)>::new();
-        for (lane, time) in self.lanes.iter().zip(times) {
-            let Some(volume) = lane.volume else { continue };
-            let sum = volumes.entry(volume).or_insert((0, Duration::ZERO, Duration::ZERO, true));
-            sum.0 += lane.bytes;
-            sum.1 = sum.1.max(time.elapsed);
-            sum.2 += time.computed;
-            sum.3 &= time.is_complete;
-        }
-        let (speeds, mut busiest) = (&self.segments.speeds, Duration::ZERO);
-        for (volume, (bytes, elapsed, computed, is_complete)) in volumes {
-            if is_complete {
-                speeds.moved(self.moved, volume, bytes, elapsed);
-            }
-            busiest = busiest.max(computed);
+        let speeds = &self.segments.speeds;
+        let Measures { volumes, busiest } = measure(&self.lanes, times, self.volume_times());
+        for (volume, bytes, elapsed) in volumes {
+            speeds.moved(self.moved, volume, bytes, elapsed);
         }
         let total: u64 = self.lanes.iter().map(|lane| lane.bytes).sum();
         if total > self.segments.in_flight_bytes as u64 {
             speeds.computed(self.moved, self.began.elapsed(), busiest);
         }
     }
+}
+
+/// Measures of one transfer.
+#[derive(Debug, PartialEq, Eq)]
+struct Measures {
+    /// The number of each measured volume, the bytes moved from or to it, and the time they took.
+    volumes: Vec<(u8, u64, Duration)>,
+    /// The sum of the times that the lanes of a volume computed, for the volume with the largest
+    /// sum.
+    busiest: Duration,
+}
+
+/// Measures the volumes of a transfer. Leaves out volumes with a lane that did not move all its
+/// bytes, because failed operations may end faster than the volume works; with `volume_times`,
+/// leaves out all volumes if there is such a lane.
+fn measure(lanes: &[Lane], times: &[LaneTime], volume_times: Option<&VolumeTimes>) -> Measures {
+    let mut volumes = BTreeMap::<u8, (u64, Duration, Duration, bool)>::new();
+    for (lane, time) in lanes.iter().zip(times) {
+        let Some(volume) = lane.volume else { continue };
+        let sum = volumes.entry(volume).or_insert((0, Duration::ZERO, Duration::ZERO, true));
+        sum.0 += lane.bytes;
+        sum.1 = sum.1.max(time.elapsed);
+        sum.2 += time.computed;
+        sum.3 &= time.is_complete;
+    }
+    let are_complete = times.iter().all(|time| time.is_complete);
+    let busiest = volumes.values().map(|(_, _, computed, _)| *computed).max().unwrap_or_default();
+    let by_lanes = volumes.into_iter().filter(|(_, (.., is_complete))| *is_complete);
+    let volumes = match volume_times {
+        Some(volume_times) if are_complete => volume_times.measured(),
+        Some(_) => Vec::new(),
+        None => by_lanes.map(|(volume, (bytes, elapsed, ..))| (volume, bytes, elapsed)).collect(),
+    };
+    Measures { volumes, busiest }
 }
 
 impl LaneTime {
@@ -298,5 +335,49 @@ mod tests {
         let lanes = lanes(&runs, 20, 4);
         assert_eq!(lanes.len(), LANES_MAX);
         assert_eq!(lanes[3].1, 20 * 16, "each lane has the bytes of its 16 volumes");
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Measures `lanes`, each of ten bytes on one volume, or on several if the volume is `None`.
+    /// Lane `n` takes `n + 1` seconds, and computes for half of this time.
+    fn measures(lanes: &[(Option<u8>, bool)], volume_times: Option<&VolumeTimes>) -> Measures {
+        let time = |(at, (_, is_complete)): (u32, &(Option<u8>, bool))| LaneTime {
+            elapsed: SECOND * (at + 1),
+            computed: SECOND * (at + 1) / 2,
+            is_complete: *is_complete,
+        };
+        let times: Vec<LaneTime> = (0..).zip(lanes).map(time).collect();
+        let lane = |(volume, _): &(Option<u8>, bool)| Lane {
+            bytes: 10,
+            volume: *volume,
+            ..Lane::default()
+        };
+        let lanes: Vec<Lane> = lanes.iter().map(lane).collect();
+        measure(&lanes, &times, volume_times)
+    }
+
+    #[test]
+    fn lanes_of_a_volume_are_measured_together() {
+        let Measures { volumes, busiest } =
+            measures(&[(Some(4), true), (Some(2), true), (Some(4), true)], None);
+        assert_eq!(volumes, [(2, 10, 2 * SECOND), (4, 20, 3 * SECOND)]);
+        assert_eq!(busiest, 2 * SECOND, "the lanes of volume 4 computed for 0.5 + 1.5 s");
+    }
+
+    #[test]
+    fn lanes_on_several_volumes_are_measured_by_their_operations() {
+        let (times, start) = (VolumeTimes::default(), Instant::now());
+        for (volume, bytes) in [(0, 30), (7, 50)] {
+            times.begin(volume, start);
+            times.end(volume, bytes, start + SECOND);
+        }
+        let by_operations = vec![(0, 30, SECOND), (7, 50, SECOND)];
+        let Measures { volumes, .. } = measures(&[(None, true), (None, true)], Some(&times));
+        assert_eq!(volumes, by_operations);
+        let Measures { volumes, .. } = measures(&[(Some(0), true), (None, true)], Some(&times));
+        assert_eq!(volumes, by_operations);
+        let Measures { volumes, .. } = measures(&[(Some(0), true), (None, false)], Some(&times));
+        assert_eq!(volumes, []);
     }
 }

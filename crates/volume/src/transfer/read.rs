@@ -38,10 +38,10 @@ impl Segments {
         if sections.is_some() {
             // Read in one lane, because sections must arrive in order, over all pages.
             let in_flight = lanes::in_flight(self, reads);
-            return disk::read(self, reads, control, sections, in_flight).0;
+            return disk::read(self, reads, control, sections, in_flight, None).0;
         }
         if self.is_inherited() {
-            return disk::read(self, reads, control, None, self.in_flight_bytes).0;
+            return disk::read(self, reads, control, None, self.in_flight_bytes, None).0;
         }
         let is_encoded =
             |read: &RunRead<'_>| u64::from(read.place.page_units) < units_of(read.page_bytes);
@@ -49,13 +49,14 @@ impl Segments {
         let lanes = Lanes::of(self, reads, Moved::Read, are_staged);
         let is_complete = |run: &Vec<PageOutcome>| run.iter().all(|page| page.is_verified());
         if let Some(in_flight) = lanes.only() {
-            let (outcomes, waited) = disk::read(self, reads, control, None, in_flight);
+            let times = lanes.volume_times();
+            let (outcomes, waited) = disk::read(self, reads, control, None, in_flight, times);
             lanes.end(waited, outcomes.iter().all(is_complete));
             return outcomes;
         }
-        let work =
-            |reads: &[RunRead<'_>], in_flight| disk::read(self, reads, control, None, in_flight);
-        lanes.run(reads, is_complete, work)
+        lanes.run(reads, is_complete, |reads, in_flight, times| {
+            disk::read(self, reads, control, None, in_flight, times)
+        })
     }
 }
 

@@ -32,12 +32,14 @@ impl Segments {
         }
         let lanes = Lanes::of(self, runs, Moved::Written, control.through_staging);
         if let Some(in_flight) = lanes.only() {
-            let (results, waited) = disk::write(self, runs, control, in_flight);
+            let times = lanes.volume_times();
+            let (results, waited) = disk::write(self, runs, control, in_flight, times);
             lanes.end(waited, results.iter().all(Result::is_ok));
             return results;
         }
-        let work = |runs: &[RunWrite<'_>], in_flight| disk::write(self, runs, control, in_flight);
-        lanes.run(runs, Result::is_ok, work)
+        lanes.run(runs, Result::is_ok, |runs, in_flight, times| {
+            disk::write(self, runs, control, in_flight, times)
+        })
     }
 }
 

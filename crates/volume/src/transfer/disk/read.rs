@@ -11,6 +11,7 @@ use crate::segments::{OpInFlight, Segments};
 use crate::staging::StagingBuffer;
 use crate::transfer::check::PartCheck;
 use crate::transfer::read::ReadJob;
+use crate::transfer::volume_times::VolumeTimes;
 use crate::transfer::{Control, MissReason, PageOutcome, RunRead, Sections};
 use std::io;
 use std::sync::Arc;
@@ -25,14 +26,15 @@ const IN_FLIGHT_DIVISOR: usize = 8;
 const UNVERIFIED_DIVISOR: usize = 4 * IN_FLIGHT_DIVISOR;
 
 /// Reads runs as [`Segments::read_runs`] does. Starts no operation while `in_flight` bytes, or with
-/// sections 1/8 of `in_flight` bytes, are in flight. Returns also for how long the thread waited
-/// for the disk.
+/// sections 1/8 of `in_flight` bytes, are in flight. Adds the bytes and the busy time of each volume
+/// to `times`. Returns also for how long the thread waited for the disk.
 pub(in crate::transfer) fn read(
     segments: &Segments,
     reads: &[RunRead<'_>],
     control: &Control,
     sections: Option<&Sections>,
     in_flight: usize,
+    times: Option<&VolumeTimes>,
 ) -> (Vec<Vec<PageOutcome>>, Duration) {
     let mut job = ReadJob::new(segments, reads, control, sections);
     if job.is_stopped() {
@@ -44,7 +46,7 @@ pub(in crate::transfer) fn read(
     };
     let mut read = DiskRead {
         fetches: Fetches::new(job),
-        in_flight: InFlight::new(in_flight),
+        in_flight: InFlight::new(in_flight, times),
         unverified_limit: unverified as u64,
         checking: None,
         scratch: Vec::new(),
@@ -55,7 +57,7 @@ pub(in crate::transfer) fn read(
 
 struct DiskRead<'a> {
     fetches: Fetches<'a>,
-    in_flight: InFlight<PendingOp<'a>>,
+    in_flight: InFlight<'a, PendingOp<'a>>,
     /// No chunk is read while this number of bytes in memory, or more, is unverified. Without
     /// sections only bytes in staging count.
     unverified_limit: u64,
@@ -131,7 +133,7 @@ impl DiskRead<'_> {
             (span.chunk.offset, span.chunk.logical.end - span.chunk.logical.start);
         let _staging_buffers = self.fetches.staging_of(&span);
         let pending = PendingOp { span, buffers, _op: op.submitted(), _staging_buffers };
-        let tag = self.in_flight.insert(bytes, pending);
+        let tag = self.in_flight.insert(volume, bytes, pending);
         // SAFETY: the target's memory is exclusive until the call returns (`PageTarget`), the
         // pending operation holds the buffers until it completes, the header block stays until its
         // last chunk completes, and the engine does not return before all operations complete.

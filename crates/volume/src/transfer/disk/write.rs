@@ -10,6 +10,7 @@ use crate::segments::{OpInFlight, Segments};
 use crate::transfer::check::SliceSums;
 use crate::transfer::chunk::Chunk;
 use crate::transfer::page::Direct;
+use crate::transfer::volume_times::VolumeTimes;
 use crate::transfer::write::{self, FailedWrite, NewRun, stopped};
 use crate::transfer::{Control, MissReason, RunWrite};
 use ritornello_format::{Error, Result};
@@ -19,12 +20,14 @@ use std::io;
 use std::time::Duration;
 
 /// Writes runs as [`Segments::write_runs`] does. Starts no operation while `in_flight` bytes are in
-/// flight. Returns also for how long the thread waited for the disk.
+/// flight. Adds the bytes and the busy time of each volume to `times`. Returns also for how long
+/// the thread waited for the disk.
 pub(in crate::transfer) fn write(
     segments: &Segments,
     writes: &[RunWrite<'_>],
     control: &Control,
     in_flight: usize,
+    times: Option<&VolumeTimes>,
 ) -> (Vec<Result<u64>>, Duration) {
     let mut write = DiskWrite {
         segments,
@@ -32,7 +35,7 @@ pub(in crate::transfer) fn write(
         control,
         runs: Vec::with_capacity(writes.len()),
         heads: VecDeque::new(),
-        in_flight: InFlight::new(in_flight),
+        in_flight: InFlight::new(in_flight, times),
         to_sum: VecDeque::new(),
         summing: None,
     };
@@ -51,7 +54,7 @@ struct DiskWrite<'a> {
     /// Runs whose `body` is submitted. The headers of these runs wait until the checksums of pages
     /// are known.
     heads: VecDeque<usize>,
-    in_flight: InFlight<PendingOp<'a>>,
+    in_flight: InFlight<'a, PendingOp<'a>>,
     /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
     /// staging are checksummed during the copy.
     to_sum: VecDeque<(usize, usize)>,
@@ -205,7 +208,7 @@ impl<'a> DiskWrite<'a> {
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
         let pending =
             PendingOp { run: at, chunk, _op: op.submitted(), _buffers: (buffers, header) };
-        let tag = self.in_flight.insert(bytes, pending);
+        let tag = self.in_flight.insert(volume, bytes, pending);
         for (page, _) in parts {
             self.queue(at, page);
         }

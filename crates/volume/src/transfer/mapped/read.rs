@@ -58,7 +58,7 @@ fn read_window(
     if sections.is_some() && !elsewhere.is_empty() {
         // At least one run is not fully mapped. All runs are then read by system calls, because
         // each section must be read for all runs before the next section is read.
-        return disk::read(segments, reads, control, sections, segments.in_flight_bytes).0;
+        return disk::read(segments, reads, control, sections, segments.in_flight_bytes, None).0;
     }
     job.cut_pages();
     let mut next = 0;
@@ -74,7 +74,8 @@ fn read_window(
     let mut outcomes = job.outcomes();
     for run in elsewhere {
         let in_flight = segments.in_flight_bytes;
-        let read = disk::read(segments, &reads[run..=run], control, None, in_flight).0.pop();
+        let read = &reads[run..=run];
+        let read = disk::read(segments, read, control, None, in_flight, None).0.pop();
         if let Some(read) = read {
             outcomes[run] = read;
         }

@@ -27,7 +27,8 @@ fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Re
     let end = run.layout.pages(0..count as u64).end;
     let Some(mapped) = MappedRun::new(segments, write.place, 0..end).map_err(failed)? else {
         let in_flight = segments.in_flight_bytes;
-        let (results, _) = disk::write(segments, std::slice::from_ref(write), control, in_flight);
+        let write = std::slice::from_ref(write);
+        let (results, _) = disk::write(segments, write, control, in_flight, None);
         return results.into_iter().next().unwrap_or_else(|| Err(stopped(MissReason::Io)));
     };
     let slices = map_pages(count, end, |page| match control.stop() {
