@@ -161,7 +161,9 @@ impl<'a> Lanes<'a> {
             speeds.moved(self.moved, volume, bytes, elapsed);
         }
         let total: u64 = self.lanes.iter().map(|lane| lane.bytes).sum();
-        if total > self.segments.in_flight_bytes as u64 {
+        if let Some(busiest) = busiest
+            && total > self.segments.in_flight_bytes as u64
+        {
             speeds.computed(self.moved, self.began.elapsed(), busiest);
         }
     }
@@ -173,8 +175,9 @@ struct Measures {
     /// The number of each measured volume, the bytes moved from or to it, and the time they took.
     volumes: Vec<(u8, u64, Duration)>,
     /// The sum of the times that the lanes of a volume computed, for the volume with the largest
-    /// sum.
-    busiest: Duration,
+    /// sum. `None` if no lane moves the runs of a single volume, or if a lane did not move all its
+    /// bytes: a lane that failed or stalled computed for less time than the volume permits.
+    busiest: Option<Duration>,
 }
 
 /// Measures the volumes of a transfer. Leaves out volumes with a lane that did not move all its
@@ -191,14 +194,14 @@ fn measure(lanes: &[Lane], times: &[LaneTime], volume_times: Option<&VolumeTimes
         sum.3 &= time.is_complete;
     }
     let are_complete = times.iter().all(|time| time.is_complete);
-    let busiest = volumes.values().map(|(_, _, computed, _)| *computed).max().unwrap_or_default();
+    let busiest = volumes.values().map(|(_, _, computed, _)| *computed).max();
     let by_lanes = volumes.into_iter().filter(|(_, (.., is_complete))| *is_complete);
     let volumes = match volume_times {
         Some(volume_times) if are_complete => volume_times.measured(),
         Some(_) => Vec::new(),
         None => by_lanes.map(|(volume, (bytes, elapsed, ..))| (volume, bytes, elapsed)).collect(),
     };
-    Measures { volumes, busiest }
+    Measures { volumes, busiest: busiest.filter(|_| are_complete) }
 }
 
 impl LaneTime {
@@ -362,7 +365,13 @@ mod tests {
         let Measures { volumes, busiest } =
             measures(&[(Some(4), true), (Some(2), true), (Some(4), true)], None);
         assert_eq!(volumes, [(2, 10, 2 * SECOND), (4, 20, 3 * SECOND)]);
-        assert_eq!(busiest, 2 * SECOND, "the lanes of volume 4 computed for 0.5 + 1.5 s");
+        assert_eq!(busiest, Some(2 * SECOND), "the lanes of volume 4 computed for 0.5 + 1.5 s");
+    }
+
+    #[test]
+    fn failed_lanes_leave_the_number_of_lanes_unchanged() {
+        let Measures { volumes, busiest } = measures(&[(Some(4), false), (Some(2), true)], None);
+        assert_eq!((volumes, busiest), (vec![(2, 10, 2 * SECOND)], None));
     }
 
     #[test]
@@ -373,11 +382,11 @@ mod tests {
             times.end(volume, bytes, start + SECOND);
         }
         let by_operations = vec![(0, 30, SECOND), (7, 50, SECOND)];
-        let Measures { volumes, .. } = measures(&[(None, true), (None, true)], Some(&times));
-        assert_eq!(volumes, by_operations);
-        let Measures { volumes, .. } = measures(&[(Some(0), true), (None, true)], Some(&times));
-        assert_eq!(volumes, by_operations);
-        let Measures { volumes, .. } = measures(&[(Some(0), true), (None, false)], Some(&times));
-        assert_eq!(volumes, []);
+        let Measures { volumes, busiest } = measures(&[(None, true), (None, true)], Some(&times));
+        assert_eq!((volumes, busiest), (by_operations.clone(), None));
+        let mixed = measures(&[(Some(0), true), (None, true)], Some(&times));
+        assert_eq!(mixed, Measures { volumes: by_operations, busiest: Some(SECOND / 2) });
+        let failed = measures(&[(Some(0), true), (None, false)], Some(&times));
+        assert_eq!(failed, Measures { volumes: Vec::new(), busiest: None });
     }
 }
