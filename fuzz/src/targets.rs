@@ -343,8 +343,8 @@ fn key_files() -> Vec<Vec<u8>> {
     vec![key("2026a").into_bytes(), format!("# keys\n{}\n{}", key("b"), key("a")).into_bytes()]
 }
 
-/// Parses the text of a remote's key file. Panics if an error quotes 17 characters of a key of
-/// [`key_files`].
+/// Parses the text of a remote's key file. Panics if an error quotes 32 consecutive characters of a
+/// key of [`key_files`].
 fn key_file(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     match KeyRing::parse(text) {

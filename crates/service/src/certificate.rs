@@ -77,7 +77,7 @@ impl Certificate {
 fn malformed(what: &str, file: &Path, error: &pem::Error) -> Error {
     let found = match error {
         pem::Error::MissingSectionEnd { .. } => "a BEGIN line has no END line of its own",
-        pem::Error::IllegalSectionStart { .. } => "a BEGIN line contains more than its words",
+        pem::Error::IllegalSectionStart { .. } => "a BEGIN line does not end in exactly 5 hyphens",
         pem::Error::Base64Decode(_) => "text between BEGIN and END is not base64",
         pem::Error::NoItemsFound => "none was found",
         _ => "the file cannot be read",

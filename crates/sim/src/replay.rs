@@ -61,8 +61,8 @@ pub struct ReplayCounts {
     /// Blocks that were not written in the whole replay, because the policy freed too little
     /// space for them, or for an earlier run of the same request.
     pub refused: u64,
-    /// Bytes written for the admitted blocks: pages, padding, and run headers, which Belady's bound
-    /// does not have.
+    /// Bytes written for the admitted blocks: pages, padding, and run headers. In a result of
+    /// Belady's bound there are no run headers.
     pub bytes_written: u64,
     /// Bytes of the blocks written, without padding and run headers.
     pub bytes_admitted: u64,

@@ -130,8 +130,9 @@ pub struct DecisionListing {
 /// Which decisions the owner may have forgotten or not received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionMemory {
-    /// Seconds since the owner opened the store or, if it has forgotten decisions, since it
-    /// received the newest of them. The owner remembers all decisions that it received later.
+    /// Seconds for which the owner has remembered every decision that it received: since it opened
+    /// the store or, if it has forgotten decisions, since it received the last of the forgotten
+    /// decisions.
     pub remembered_seconds: u64,
     /// Decisions that the owner has forgotten because its memory for decisions is limited.
     pub forgotten: u64,

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `p` scope, run, first page | a chunk: up to [`CHUNK`] page hashes of the run |
 //! | `h` scope, page hash | run, and the page's number in the run |
-//! | `r` run | the run's record: the commit marker of its pages |
+//! | `r` run | the run's record, written last: a run without a record does not exist |
 //! | `c` parent, child | the page of the parent to which the child is attached |
 //! | `t` run | the end of the run's retention |
 //! | `m`, a letter | numbers of the whole index: assigned run numbers, totals, the clock |

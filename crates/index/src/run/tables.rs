@@ -151,10 +151,11 @@ impl Tables {
         at
     }
 
-    /// Continues a walk of a chained scope from `at` with the guess that the next runs have
-    /// `stride` pages, like the run before them. Looks up [`LOOKAHEAD_RUNS`] runs together, so that
-    /// the processor waits for all their cache lines at the same time. Visits the runs for which
-    /// the guess is right, and returns the position at which the walk continues.
+    /// Continues a walk from `at` with the guess that the next runs match `stride` keys each, like
+    /// the run before them. Looks up [`LOOKAHEAD_RUNS`] runs together, so that the processor waits
+    /// for all their cache lines at the same time. Visits the match at each guessed position, and
+    /// stops before a position without a match or after a match of another length. Visits nothing
+    /// in a scope that is not chained. Returns the position at which the walk continues.
     #[inline]
     fn match_next_runs(
         &self,
@@ -250,7 +251,8 @@ impl Tables {
     }
 
     /// The cuts that remove all but the first `keep` pages of `run`, and all descendants of the
-    /// removed pages: each run with the number of pages that it keeps, after its parent.
+    /// removed pages. Lists each run with the number of pages that it keeps; a parent precedes its
+    /// children in the list.
     pub(crate) fn closure(&self, run: Number, keep: u16) -> Vec<(Number, u16)> {
         let mut removals = vec![(run, keep)];
         let mut at = 0;

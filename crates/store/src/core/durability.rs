@@ -29,8 +29,9 @@ impl StoreCore {
     /// commits made after the data sync began belong to the next round.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned. `Retry` if no round could begin, or if the file system has
-    /// no room for the records of the index. `Closed` if an earlier close has completed.
+    /// `Fatal`: the store is poisoned. `Retry` if no round could begin, if a segment's file cannot
+    /// be opened, or if the file system has no room for the records of the index. `Closed` if an
+    /// earlier close has completed.
     pub(super) fn make_durable(&self) -> Result<()> {
         self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
     }
@@ -121,8 +122,8 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Fatal` if the store is poisoned, or if the sync failed, which poisons the store. `Retry` if
-    /// earlier rounds, or this sync, have not ended after [`COPY_SYNC_TIMEOUT`], or when the store
-    /// is closed.
+    /// a segment's file cannot be opened, if earlier rounds, or this sync, have not ended after
+    /// [`COPY_SYNC_TIMEOUT`], or when the store is closed.
     pub(super) fn sync_copies(&self, segments: Vec<SegmentId>) -> Result<()> {
         let deadline = Instant::now() + COPY_SYNC_TIMEOUT;
         let sync = move |core: &Self| {

@@ -181,8 +181,8 @@ pub trait Eviction: Send + Debug {
     /// examines can be cut. Protected runs stay complete, as do the pages that they follow.
     ///
     /// The work does not grow with the number of runs. The work grows with the number of protected
-    /// runs that become victims and are skipped; a later call examines only a bounded number of
-    /// them again.
+    /// runs that the policy proposes as victims and the call skips; a later call examines only a
+    /// bounded number of them again.
     ///
     /// The policy relies on the store to cut the victims in the given order, and does not choose a
     /// victim again. If the index does not know a victim, the store calls [`Eviction::remove`] for

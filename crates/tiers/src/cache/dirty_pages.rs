@@ -123,7 +123,7 @@ impl DirtyPages {
         Some((pages, range))
     }
 
-    /// Marks a page that will not be written as clean.
+    /// Marks a page clean without a write: the page will never be written to the write-back tier.
     pub(super) fn mark_clean(&self, page: PageHash) {
         self.0.lock().mark_clean(&page);
     }
