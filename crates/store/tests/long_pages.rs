@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::log_lines::log_lines;
 use common::*;
 use ritornello_format::{ErrorKind, PAGE_BYTES_MAX, Place, Scope, UNIT};
 use ritornello_medium::Host;
@@ -137,7 +138,14 @@ fn a_page_too_long_for_the_shrunk_store_evicts_nothing() {
     assert_eq!(put(&open.store, &long, &sequence(1, 1), None).pages, 1);
     open.store.resize(16 * MIB).unwrap();
     put(&open.store, &short, &sequence(2, 8), None);
-    assert_eq!(put(&open.store, &long, &sequence(3, 1), None).reason, "no_space");
+    let lines = log_lines(|| {
+        for name in 3..6 {
+            assert_eq!(put(&open.store, &long, &sequence(name, 1), None).reason, "no_space");
+        }
+    });
+    let is_advice =
+        |line: &&String| line.starts_with("WARN") && line.contains("raise the capacity");
+    assert_eq!(lines.iter().filter(is_advice).count(), 1, "not one line for the scope: {lines:?}");
     assert_eq!(get(&open.store, &short, &sequence(2, 8)).pages, 8);
     open.close();
 }

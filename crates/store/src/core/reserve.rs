@@ -191,9 +191,16 @@ impl StoreCore {
         while let Some(pages) = put.next_run(from, admitted.end, most) {
             from = pages.end;
             let units = admitted.run_units(pages.len());
-            match self.place_run(put, pages, units, &mut placed.promised, until) {
+            match self.place_run(put, pages.clone(), units, &mut placed.promised, until) {
                 Ok(run) => placed.runs.push(run),
-                Err(refusal) => return PlacedRuns { refused: Some(refusal), ..placed },
+                Err(refusal) => {
+                    if refusal == Refusal::NoSpace {
+                        let (header_units, page_units) = put.run_lengths(pages);
+                        let units = u64::from(header_units) + u64::from(page_units);
+                        self.warn_if_too_large(put.scope, units);
+                    }
+                    return PlacedRuns { refused: Some(refusal), ..placed };
+                }
             }
         }
         placed

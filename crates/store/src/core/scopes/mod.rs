@@ -19,7 +19,7 @@ use ritornello_format::{
 };
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Maximum live scopes. The limit is needed because requests create scopes, by epochs and salts.
 pub(crate) const SCOPES_MAX: usize = 65_536;
@@ -67,6 +67,8 @@ pub(crate) struct LiveScope {
     /// Value of [`Scopes::registrations`] at the last use; zero if this owner has not used the
     /// scope.
     pub(crate) used: AtomicU64,
+    /// Whether this owner has logged that a page of the scope exceeds the store.
+    is_too_large: AtomicBool,
 }
 
 impl LiveScope {
@@ -313,6 +315,14 @@ impl Scopes {
         }
     }
 
+    /// Notes that a page of the scope exceeds the store. Returns whether this is the first note.
+    fn is_first_too_large(&self, slot: ScopeSlot) -> bool {
+        let live = self.live.read();
+        live.by_slot
+            .get(&slot)
+            .is_some_and(|known| !known.is_too_large.swap(true, Ordering::Relaxed))
+    }
+
     pub(crate) fn is_live(&self, slot: ScopeSlot) -> bool {
         self.live.read().by_slot.contains_key(&slot)
     }
@@ -351,7 +361,11 @@ impl Live {
         };
         self.by_id.insert(reference.id, (reference, Arc::clone(scope)));
         let known = self.by_slot.entry(slot);
-        let known = known.or_insert_with(|| LiveScope { reference, used: AtomicU64::new(0) });
+        let known = known.or_insert_with(|| LiveScope {
+            reference,
+            used: AtomicU64::new(0),
+            is_too_large: AtomicBool::new(false),
+        });
         known.reference = reference;
         self.settings.insert(slot, settings);
         Ok(reference)

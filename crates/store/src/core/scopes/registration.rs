@@ -1,5 +1,6 @@
 //! Resolving, registering and configuring scopes.
 
+use crate::budget::Budget;
 use crate::catalog::ScopeRef;
 use crate::core::StoreCore;
 use ritornello_format::{
@@ -31,19 +32,23 @@ impl StoreCore {
     /// replace a page that is being read; and at most half of `RUN_EXTENTS_MAX` segments, because
     /// in fragmented space extents are shorter than segments, and a run needs more extents.
     fn check_fits(&self, scope: &Scope) -> Result<()> {
-        let page_bytes = scope.resolved_page_bytes()?;
-        let budget = self.shape.budget();
-        let segments = u64::from(budget.segments_max / 2).min(RUN_EXTENTS_MAX as u64 / 2);
-        let most = segments * budget.segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
-        if page_bytes <= most {
-            return Ok(());
+        let (page_bytes, budget) = (scope.resolved_page_bytes()?, self.shape.budget());
+        if page_bytes <= page_bytes_max(&budget) {
+            Ok(())
+        } else {
+            Err(too_large(page_bytes, &budget))
         }
-        Err(Error::invalid(
-            "a page is too large for this store: raise the capacity, or store fewer tokens in a \
-             page",
-        )
-        .with("page_bytes", page_bytes)
-        .with("at_most", most))
+    }
+
+    /// Logs, once for each scope, that a page of the scope exceeds the whole store: the store has
+    /// shrunk since the scope was registered. `units` is the length of the page and its run header.
+    pub(crate) fn warn_if_too_large(&self, scope: ScopeRef, units: u64) {
+        let budget = self.shape.budget();
+        let most = u64::from(budget.segments_max) * budget.segment_bytes;
+        if units * UNIT > most && self.scopes.is_first_too_large(scope.slot) {
+            let error = too_large(scope.page_bytes, &budget);
+            tracing::warn!(%error, scope = %scope.id, "pages of this scope are refused");
+        }
     }
 
     fn register(&self, scope: &Scope) -> Result<ScopeRef> {
@@ -67,4 +72,18 @@ impl StoreCore {
             }
         }
     }
+}
+
+/// Maximum length of the pages of a new scope, in bytes.
+fn page_bytes_max(budget: &Budget) -> u64 {
+    let segments = u64::from(budget.segments_max / 2).min(RUN_EXTENTS_MAX as u64 / 2);
+    segments * budget.segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT
+}
+
+fn too_large(page_bytes: u64, budget: &Budget) -> Error {
+    Error::invalid(
+        "a page is too large for this store: raise the capacity, or store fewer tokens in a page",
+    )
+    .with("page_bytes", page_bytes)
+    .with("at_most", page_bytes_max(budget))
 }
