@@ -17,8 +17,9 @@
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create this segment, add it, and try again. If
-//! the file system has no room for the segment, call [`Space::stop_growth`] and try again. Evict
-//! only when `next_segment` returns `None`.
+//! the file system has no room for the segment, call [`Space::lend_share`] and try again; if the
+//! creation failed for another reason, [`Space::stop_growth`]. Evict only when `next_segment`
+//! returns `None`.
 //!
 //! **Shares.** A volume's share is the maximum number of its segments; all volumes together have a
 //! maximum too ([`Space::set_shares`]). Segments beyond a share are sealed, the emptiest first: a
@@ -180,8 +181,11 @@ struct Volume {
     free: FreeMap,
     /// Maximum segments of this volume.
     max: u32,
-    /// Whether no segment is created, because the file system has no room.
+    /// Whether no segment is created: see [`Space::stop_growth`].
     stopped: bool,
+    /// Whether other volumes may create the segments that the share has left: see
+    /// [`Space::lend_share`].
+    lends: bool,
     /// Whether nothing is allocated: see [`Space::avoid`].
     avoided: bool,
 }
@@ -189,6 +193,12 @@ struct Volume {
 impl Volume {
     fn creatable(&self) -> u32 {
         if self.stopped { 0 } else { self.max.saturating_sub(self.free.segments()) }
+    }
+
+    /// Whether the volume may create segments of the shares of other volumes. A volume without a
+    /// share is being emptied, or is not used.
+    fn can_borrow(&self) -> bool {
+        !self.stopped && self.max > 0
     }
 }
 
@@ -238,12 +248,16 @@ impl Space {
     ///
     /// # Errors
     /// [`SpaceError::Segment`] if the segment exists already, is of an unknown volume, or exceeds
-    /// the volume's share; nothing is changed.
+    /// both the volume's share and the maximum of all volumes; nothing is changed.
     pub fn add_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
+        // Does not ask whether the share that the segment takes is still lent: this may have
+        // changed while the file was created.
+        let is_below_total = self.segments() < self.segments_max;
         match self.volumes.get_mut(usize::from(id.volume())) {
             Some(Volume { free, max, .. })
-                if free.segments() < *max && !free.has_segment(id.number()) =>
+                if (free.segments() < *max || (is_below_total && *max > 0))
+                    && !free.has_segment(id.number()) =>
             {
                 free.add_segment(id.number(), units);
                 Ok(())
@@ -315,8 +329,10 @@ impl Space {
     }
 
     fn can_grow(&self, volume: usize) -> bool {
-        let Volume { avoided, .. } = &self.volumes[volume];
-        !avoided && self.volumes[volume].creatable() > 0 && self.segments() < self.segments_max
+        let volume = &self.volumes[volume];
+        !volume.avoided
+            && (volume.creatable() > 0 || (volume.can_borrow() && self.lent() > 0))
+            && self.segments() < self.segments_max
     }
 
     /// The volumes that are not avoided, in the allocation order.
@@ -333,24 +349,8 @@ impl Space {
 
     /// Number of segments that may be created now.
     fn creatable(&self) -> u64 {
-        let volumes = self.volumes.iter().filter(|volume| !volume.avoided);
-        let creatable: u64 = volumes.map(|volume| u64::from(volume.creatable())).sum();
+        let creatable = self.creatable_on(|volume| !volume.avoided);
         creatable.min(self.segments_max.saturating_sub(self.segments()))
-    }
-
-    /// Records that the file system of `volume` has no room for another segment. Until
-    /// [`Space::resume_growth`] the volume's capacity equals the size of its existing segments.
-    pub fn stop_growth(&mut self, volume: u8) {
-        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
-            volume.stopped = true;
-        }
-    }
-
-    /// Reverts [`Space::stop_growth`].
-    pub fn resume_growth(&mut self, volume: u8) {
-        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
-            volume.stopped = false;
-        }
     }
 
     /// Makes later allocations and [`Space::next_segment`] skip `volume` if `avoided`, or consider
@@ -495,7 +495,7 @@ impl Space {
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
         let open: u64 = self.volumes.iter().map(|v| u64::from(v.free.open_segments())).sum();
-        let creatable: u64 = self.volumes.iter().map(|volume| u64::from(volume.creatable())).sum();
+        let creatable = self.creatable_on(|_| true);
         (open + creatable).min(self.segments_max.max(open)) * u64::from(self.segment_units)
     }
 

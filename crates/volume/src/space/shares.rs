@@ -27,6 +27,49 @@ impl Space {
         }
     }
 
+    /// Makes later calls of [`Space::next_segment`] skip `volume`. Until [`Space::resume_growth`]
+    /// the volume's capacity equals the size of its existing segments.
+    pub fn stop_growth(&mut self, volume: u8) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            (volume.stopped, volume.lends) = (true, false);
+        }
+    }
+
+    /// Stops the growth of a volume whose file system has no room for another segment. Until
+    /// [`Space::resume_growth`] other volumes may create the segments that its share has left:
+    /// otherwise pages would be evicted although other file systems have room.
+    pub fn lend_share(&mut self, volume: u8) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            (volume.stopped, volume.lends) = (true, true);
+        }
+    }
+
+    /// Reverts [`Space::stop_growth`] and [`Space::lend_share`]. Segments that other volumes have
+    /// created beyond their shares stay, so the volume may not get its whole share.
+    pub fn resume_growth(&mut self, volume: u8) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            (volume.stopped, volume.lends) = (false, false);
+        }
+    }
+
+    /// Number of segments that volumes may create beyond their shares.
+    pub(super) fn lent(&self) -> u64 {
+        let (mut lent, mut borrowed) = (0, 0);
+        for Volume { free, max, lends, .. } in &self.volumes {
+            lent += if *lends { u64::from(max.saturating_sub(free.segments())) } else { 0 };
+            borrowed += u64::from(free.segments().saturating_sub(*max));
+        }
+        lent.saturating_sub(borrowed)
+    }
+
+    /// Number of segments that the volumes selected by `which` may create, without regard to the
+    /// maximum of all volumes.
+    pub(super) fn creatable_on(&self, which: impl Fn(&Volume) -> bool) -> u64 {
+        let volumes = || self.volumes.iter().filter(|volume| which(volume));
+        let own: u64 = volumes().map(|volume| u64::from(volume.creatable())).sum();
+        if volumes().any(Volume::can_borrow) { own + self.lent() } else { own }
+    }
+
     /// Number of segments of each volume.
     #[must_use]
     pub fn segments_by_volume(&self) -> Vec<u32> {
@@ -198,5 +241,58 @@ mod tests {
         space.remove_segment(sealed).unwrap();
         assert_ne!(space.next_segment().unwrap().volume(), 0);
         assert_eq!(space.segments_by_volume(), [1, 2, 0]);
+    }
+
+    /// Adds the segments that [`Space::next_segment`] names, at most `most`.
+    fn grow(space: &mut Space, most: usize) {
+        for _ in 0..most {
+            let Some(id) = space.next_segment() else { return };
+            space.add_segment(id).unwrap();
+        }
+    }
+
+    #[test]
+    fn other_volumes_take_the_share_of_a_full_file_system() {
+        let volumes = vec![4; 3];
+        let config = SpaceConfig { segment_units: SEGMENT, volumes, reserve_percent: 0 };
+        let mut space = Space::new(config).unwrap();
+        (0..3).for_each(|volume| space.add_segment(SegmentId::new(volume, 0)).unwrap());
+        space.lend_share(0);
+        assert_eq!(space.capacity_units(), 1200);
+        grow(&mut space, 100);
+        let segments = space.segments_by_volume();
+        assert_eq!((segments[0], segments.iter().sum::<u32>()), (1, 12));
+        assert!(segments[1] > 4 || segments[2] > 4, "{segments:?}");
+        assert_eq!((space.capacity_units(), space.total_units()), (1200, 1200));
+        space.resume_growth(0);
+        assert_eq!(space.next_segment(), None, "the maximum of all volumes is reached");
+        // Shares that are set again seal no segment.
+        space.set_shares(&segments, 12);
+        assert!(space.sealed().is_empty());
+    }
+
+    #[test]
+    fn volume_with_room_again_takes_its_own_share() {
+        let mut space = space(&[1, 2]);
+        space.set_shares(&[4, 2], 6);
+        space.lend_share(0);
+        assert_eq!(space.next_segment(), Some(SegmentId::new(1, 2)));
+        grow(&mut space, 1);
+        space.resume_growth(0);
+        grow(&mut space, 100);
+        assert_eq!(space.segments_by_volume(), [3, 3], "volume 1 keeps the segment it took");
+    }
+
+    #[test]
+    fn shares_are_lent_only_for_lack_of_room_and_to_volumes_that_have_room() {
+        let mut space = space(&[1, 1, 1]);
+        space.set_shares(&[4, 1, 0], 5);
+        space.stop_growth(0);
+        assert_eq!((space.next_segment(), space.capacity_units()), (None, 200));
+        space.lend_share(0);
+        assert_eq!(space.capacity_units(), 400, "the segment of volume 2 counts as borrowed");
+        assert_eq!(space.next_segment(), Some(SegmentId::new(1, 1)));
+        space.lend_share(1);
+        assert_eq!((space.next_segment(), space.capacity_units()), (None, 200));
     }
 }

@@ -7,8 +7,10 @@ use crate::catalog::Refusal;
 use crate::core::StoreCore;
 use crate::core::eviction_cause::EvictionCause;
 use crate::machine_memory::check_memory;
-use ritornello_format::{Extent, Result, SegmentId};
+use ritornello_format::{Error, Extent, Result, SegmentId};
 use ritornello_volume::space::{Reserve, Space};
+use std::error::Error as StdError;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// Maximum time that a put waits for withheld space before it creates a segment or evicts pages.
@@ -52,9 +54,14 @@ enum Obstacle {
 pub(super) struct GrowthPauses(Vec<(u8, Instant)>);
 
 impl GrowthPauses {
-    /// Prevents new segments on a volume for [`GROWTH_PAUSE`].
-    fn pause(&mut self, allocator: &mut Space, volume: u8) {
-        allocator.stop_growth(volume);
+    /// Prevents new segments on a volume for [`GROWTH_PAUSE`]. If its file system lacks room, other
+    /// volumes may use the volume's share in this time.
+    fn pause(&mut self, allocator: &mut Space, volume: u8, lacks_room: bool) {
+        if lacks_room {
+            allocator.lend_share(volume);
+        } else {
+            allocator.stop_growth(volume);
+        }
         self.0.push((volume, Instant::now() + GROWTH_PAUSE));
     }
 
@@ -185,29 +192,35 @@ impl StoreCore {
         let manifest = self.shape.manifest();
         let volume = manifest.volumes.get(usize::from(segment.volume()));
         let volume = volume.map_or("", |volume| volume.dir.as_str());
-        let refused = match self.shape.directory().medium.room(&self.options.dir.join(volume)) {
-            Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
-                Some(format!("the free-space floor is reached ({} bytes left)", room.available))
-            }
+        // The reason why the segment is not created, and whether it is a lack of room.
+        let room = self.shape.directory().medium.room(&self.options.dir.join(volume));
+        let created = match room.map_err(Error::from) {
+            Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => Err((
+                format!("the free-space floor is reached ({} bytes left)", room.available),
+                true,
+            )),
             // A tmpfs may promise memory that the machine does not have: if the segment used this
             // memory, the kernel could kill a process.
-            Ok(room) => check_memory(&room, segment_bytes)
-                .and_then(|()| self.create(segment))
-                .err()
-                .map(|error| error.to_string()),
-            Err(error) => Some(error.to_string()),
+            Ok(room) => match check_memory(&room, segment_bytes) {
+                Err(error) => Err((error.to_string(), true)),
+                Ok(()) => {
+                    self.create(segment).map_err(|error| (error.to_string(), lacks_room(&error)))
+                }
+            },
+            Err(error) => Err((error.to_string(), false)),
         };
         let mut state = self.state.lock();
         let space = &mut state.space;
-        let refused = refused
-            .or_else(|| space.allocator.add_segment(segment).err().map(|error| error.to_string()));
-        if let Some(reason) = refused {
+        let added = created.and_then(|()| {
+            space.allocator.add_segment(segment).map_err(|error| (error.to_string(), false))
+        });
+        if let Err((reason, lacks_room)) = added {
             tracing::warn!(
                 %reason,
                 segment = segment.number(),
                 "a segment cannot be created: the volume does not grow for 10 seconds"
             );
-            space.growth.pause(&mut space.allocator, segment.volume());
+            space.growth.pause(&mut space.allocator, segment.volume(), lacks_room);
         }
         Ok(())
     }
@@ -220,6 +233,13 @@ impl StoreCore {
             state.space.allocator.start_numbers_at(segment.volume(), segment.number() + 1);
         })
     }
+}
+
+/// Whether `error`, of the creation of a segment, means that the file system is full.
+fn lacks_room(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    let kind = cause.map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
 }
 
 #[cfg(test)]
