@@ -71,7 +71,7 @@ fn line(span: &KeySpan, explanation: &Explanation) -> String {
 fn unknown(why: &str) -> &'static str {
     match why {
         "not_offered" => {
-            "not stored, and no completed put offered them since the owner opened the store"
+            "not stored, and no put asked the owner to store them since it opened the store"
         }
         "forgotten" => {
             "not known: the owner may have forgotten why they are missing, or no put offered them"
@@ -215,7 +215,7 @@ mod tests {
     fn unknown_pages_are_not_offered_or_forgotten() {
         let explanation = Explanation::default();
         let said = |detail: &str| line(&span(Answer::Unknown, detail), &explanation);
-        assert!(said("not_offered").contains("no completed put offered them since the owner"));
+        assert!(said("not_offered").contains("no put asked the owner to store them since it"));
         assert!(said("forgotten").contains("the owner may have forgotten"));
         // Owners of earlier builds give no detail.
         assert!(said("").contains("no put of them reached the owner, or it forgot them"));

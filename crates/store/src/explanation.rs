@@ -73,9 +73,10 @@ pub enum Answer {
     /// Not stored in this scope, and stored in another scope under the same key. The detail is the
     /// id of the other scope, which [`Explanation::other_scopes`] describes.
     OtherScope,
-    /// The owner remembers no cause. The detail is `not_offered` if no put of the page has ended
-    /// since the owner opened the store, except with an error; the page may have been stored
-    /// before, and lost. The detail is `forgotten` if the page may have had a cause that newer
+    /// The owner remembers no cause. The detail is `not_offered` if no put has asked for space
+    /// for the page since the owner opened the store, except with an error. The page may have been
+    /// stored before, and lost; and a put may have ended before it asked, for example after a
+    /// refusal of earlier pages. The detail is `forgotten` if the page may have had a cause that newer
     /// causes displaced. Owners of earlier builds give no detail.
     Unknown,
 }

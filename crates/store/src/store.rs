@@ -271,6 +271,15 @@ impl Store {
         self.or_miss(answer, |_| none())
     }
 
+    /// Returns the number of leading pages present. Unlike `probe`, counts no lookup: for calls
+    /// that do not serve a request of an engine.
+    ///
+    /// # Errors
+    /// Like `probe`.
+    pub fn present_prefix(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
+        Ok(self.exists(scope, keys)?.into_iter().take_while(|present| *present).count())
+    }
+
     /// Records a use of the leading pages (in an unchained scope, of all pages present). Returns
     /// the number of leading pages.
     ///

@@ -101,7 +101,7 @@ impl Store {
         let first = {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             self.check_batch(&keys, source.len())?;
-            self.probe(&scope, &keys)?
+            self.present_prefix(&scope, &keys)?
         };
         let mut staged = self.staging.copy_leading(source, first..requested);
         let held = first + staged.len();

@@ -77,8 +77,8 @@ const LOOKUPS: usize = CACHE + CACHE_NAMES.len();
 /// Names of the counts of timed lookups: their number, and their durations in nanoseconds.
 const LOOKUP_NAMES: [&str; 2] = ["timed_probes", "probe_nanos"];
 const LOOKUP_BUCKETS: usize = LOOKUPS + LOOKUP_NAMES.len();
-pub(crate) const UNREGISTERED_PROBES: usize = LOOKUP_BUCKETS + LOOKUP_BOUNDS.len();
-pub(crate) const MISSED_UNREGISTERED: usize = UNREGISTERED_PROBES + 1;
+const UNREGISTERED_PROBES: usize = LOOKUP_BUCKETS + LOOKUP_BOUNDS.len();
+const MISSED_UNREGISTERED: usize = UNREGISTERED_PROBES + 1;
 /// Names of the counts of lookups in scopes that are not registered: their number, and the pages
 /// that they requested. The owner is only asked for the scope, and does not see the pages.
 const UNREGISTERED_NAMES: [&str; 2] = ["unregistered_probes", "missed_unregistered"];

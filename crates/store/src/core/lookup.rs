@@ -86,7 +86,8 @@ impl StoreCore {
         }
         let leased = self.lease_leading(state, client, &runs, pages, ttl);
         // Count after the state's lock is released, because most calls wait for this lock.
-        if let Some(scope) = ended {
+        // A refused call is repeated, and then counted.
+        if let (Some(scope), Ok(_)) = (ended, &leased) {
             self.count_lookup(scope, keys, pages);
         }
         leased

@@ -156,7 +156,7 @@ impl Remembered {
 pub(in crate::core) enum Unremembered {
     /// The table and the list of dropped scopes have overwritten nothing that could be about the
     /// page. So if the page is neither stored nor reserved, and its scope was not dropped, no put
-    /// of it has ended since the store was opened, except with an error.
+    /// has asked for space for it since the store was opened, except with an error.
     NotOffered,
     /// The page's cause, or the drop of its scope, may have been overwritten.
     Forgotten,

@@ -6,7 +6,6 @@ use super::state::State;
 use crate::stats::{
     CatalogStats, IoStats, LsmEstimate, PiecePercentiles, SpaceHealth, VolumeStats,
 };
-use crate::transfer_counts::{MISSED_UNREGISTERED, UNREGISTERED_PROBES};
 use ritornello_format::{
     Manifest, PageHash, Result, UNIT, VolumeRecord, WHOLE_PAGE_UNITS, units_of,
 };
@@ -81,9 +80,12 @@ impl StoreCore {
             .chain(self.queues.by_name())
             .collect();
         // Lookups in unregistered scopes are counted by the process that asks, and reported.
-        for (all, at) in [("probes", UNREGISTERED_PROBES), ("probed_pages", MISSED_UNREGISTERED)] {
+        for (all, part) in
+            [("probes", "unregistered_probes"), ("probed_pages", "missed_unregistered")]
+        {
+            let part = counters.get(part).copied().unwrap_or_default();
             if let Some(count) = counters.get_mut(all) {
-                *count = count.saturating_add(self.transfers.get(at));
+                *count = count.saturating_add(part);
             }
         }
         Ok(CatalogStats {

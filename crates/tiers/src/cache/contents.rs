@@ -81,12 +81,18 @@ impl Cache {
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         self.check()?;
         let mut at = 0;
+        // For each tier, the page at which its last answer ended: the tier lacks this page.
+        let mut ended = vec![None; self.tiers.local.len()];
         loop {
             let before = at;
             // Pages of a prompt may alternate between the tiers: repeat the pass until no tier has
             // the next page.
-            for tier in &self.tiers.local {
+            for (tier, ended) in self.tiers.local.iter().zip(&mut ended) {
+                if at == keys.len() || *ended == Some(at) {
+                    continue;
+                }
                 at += tier.store().probe(scope, &keys[at..])?;
+                *ended = Some(at);
             }
             if at == before || at == keys.len() {
                 return Ok(at);

@@ -63,7 +63,8 @@ impl Fetch<'_> {
         tiers.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
-        let mut at = range.start + first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
+        let mut at =
+            range.start + first_tier.store().present_prefix(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + step / group) * group);
             let claimed =
@@ -231,7 +232,7 @@ impl Fetch<'_> {
         let mut at = range.start;
         loop {
             let keys = pages.refs(at..range.end);
-            at += first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
+            at += first_tier.store().present_prefix(&pages.scope, &keys).unwrap_or(0);
             let stop = Instant::now() >= until || job.is_cancelled();
             if at == range.end || stop {
                 return at;

@@ -85,8 +85,9 @@ impl TierSet {
     pub(super) fn fastest_with(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) = self.local.split_last().map_or((self.first(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-        let has_all =
-            |tier: &&LocalTier| tier.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
+        let has_all = |tier: &&LocalTier| {
+            tier.store().present_prefix(scope, &keys).is_ok_and(|n| n == keys.len())
+        };
         faster.iter().find(has_all).unwrap_or(last).kind
     }
 

@@ -107,8 +107,7 @@ impl StoreCore {
                     return Err(Refusal::Deadline);
                 }
                 Obstacle::Grow(segment) => {
-                    self.grow(segment, deadline)?;
-                    has_grown = true;
+                    has_grown |= self.grow(segment, deadline)?;
                 }
                 Obstacle::Sync => {
                     round += 1;
@@ -180,13 +179,13 @@ impl StoreCore {
     /// Adds a segment file, unless the free-space floor, a lack of memory or the file system
     /// prevents it. One thread at a time adds a segment. If another thread has added a segment to
     /// the same volume since the caller tried to place its run, adds nothing, because the run may
-    /// fit into that segment.
-    fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
+    /// fit into that segment. Returns false if the volume was found not to grow now.
+    fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<bool, Refusal> {
         let _growing = self.shape.pause_growth(deadline).ok_or(Refusal::Deadline)?;
         // Check only the volume of `segment`: puts on other volumes may have changed which volume
         // `Space::next_segment` names.
         if !self.state.lock().space.allocator.is_creatable(segment) {
-            return Ok(());
+            return Ok(true);
         }
         let segment_bytes = self.shape.budget().segment_bytes;
         let manifest = self.shape.manifest();
@@ -221,8 +220,9 @@ impl StoreCore {
                 "a segment cannot be created: the volume does not grow for 10 seconds"
             );
             space.growth.pause(&mut space.allocator, segment.volume(), lacks_room);
+            return Ok(false);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Creates the file of a segment. If the creation fails, the segment's number is not used again
