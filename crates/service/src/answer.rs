@@ -83,8 +83,12 @@ impl Shared {
         let observer = self.select_one(name)?;
         let access = Arc::clone(observer.access());
         let asked = move || {
-            let answer = access.ask(question).map_err(|error| Problem::from(&error))?;
-            answer.ok_or_else(not_owned)
+            let answer = access.ask(question).or_else(|error| {
+                // A store without its directory has no owner: the request is valid.
+                let is_absent = access.open_handle().is_none() && !access.dir().exists();
+                if is_absent { Ok(None) } else { Err(error) }
+            });
+            answer.map_err(|error| Problem::from(&error))?.ok_or_else(not_owned)
         };
         observer.access().calls().run(asked).await
     }

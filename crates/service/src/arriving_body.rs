@@ -23,6 +23,13 @@ impl ArrivingBody {
     }
 }
 
+impl Drop for ArrivingBody {
+    fn drop(&mut self) {
+        // Nothing reads the rest of the body: the request is being answered.
+        self.arrival.complete();
+    }
+}
+
 impl Body for ArrivingBody {
     type Data = Bytes;
     type Error = hyper::Error;

@@ -212,13 +212,15 @@ fn connections_with_unfinished_bodies_are_displaced() {
          Content-Length: 2\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n",
         host(address)
     );
-    let mut open: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
-    for stream in &mut open {
+    let mut open = Vec::new();
+    for _ in 0..64 {
+        let mut stream = connect(address);
         stream.write_all(head.as_bytes()).unwrap();
         // The service sends this answer when it begins to read the body.
         let mut reading = [0; 25];
         stream.read_exact(&mut reading).unwrap();
         assert_eq!(&reading, b"HTTP/1.1 100 Continue\r\n\r\n");
+        open.push(stream);
     }
     // The answers must come sooner than requests end, which is after 15 seconds.
     let started = Instant::now();
