@@ -25,7 +25,7 @@ impl ArrivingBody {
 
 impl Drop for ArrivingBody {
     fn drop(&mut self) {
-        // Nothing reads the rest of the body: the request is being answered.
+        // The rest of the body has no reader, so the request is being answered.
         self.arrival.complete();
     }
 }

@@ -51,8 +51,7 @@ HARMLESS_METHODS = (
 )
 # Called by `SchedulerWeightUpdaterManager` after every successful update.
 RECORDER = "record_weight_version_after_update"
-# Fields of SGLang's objects: those that are read (`CONFIG`, `TRANSFER`) and those that are set
-# (`RESULT`).
+# Fields of SGLang's objects, which are read (`CONFIG`, `TRANSFER`) or set (`RESULT`).
 CONFIG = frozenset(
     {
         "tp_rank",

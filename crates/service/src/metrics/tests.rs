@@ -237,7 +237,7 @@ fn every_counter_but_the_sums_has_a_series() {
         // `refused_pages` and `evicted_pages` have one series per reason or cause, and none for
         // the sum.
         let is_sum = ["refused_pages", "evicted_pages"].contains(&name.as_str());
-        // These lookups are part of `probes`.
+        // `probes` includes these lookups.
         let is_sum = is_sum || name == "unregistered_probes";
         // Histograms show the numbers of calls and their durations: see `durations_are_histograms`.
         if ["puts", "gets", "timed_probes"].contains(&name.as_str()) || name.contains("_within_") {

@@ -116,7 +116,7 @@ impl Residents {
             None => Some(&mut self.eviction),
             Some(slot) => self.usage.eviction(slot),
         };
-        eviction.and_then(|eviction| eviction.followed())
+        eviction.and_then(|eviction| PolicyKind::named(eviction.followed()))
     }
 
     /// Statistics of the store's eviction policy.

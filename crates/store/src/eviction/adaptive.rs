@@ -10,8 +10,7 @@ use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};
 use super::two_q::TwoQ;
 use super::{
-    Demand, Eviction, EvictionContext, EvictionStats, PolicyKind, Resident, ShadowStats, Used,
-    Victim,
+    Demand, Eviction, EvictionContext, EvictionStats, Resident, ShadowStats, Used, Victim,
 };
 use ritornello_index::RunId;
 
@@ -131,8 +130,8 @@ impl Eviction for Adaptive {
         "adaptive"
     }
 
-    fn followed(&self) -> Option<PolicyKind> {
-        PolicyKind::named(self.shadows[self.followed].name())
+    fn followed(&self) -> &'static str {
+        self.shadows[self.followed].name()
     }
 
     fn admit(&mut self, resident: &Resident) {
@@ -225,9 +224,8 @@ mod tests {
     fn followed_policy_is_the_candidate_that_the_statistics_name() {
         for (at, make) in CANDIDATES.iter().enumerate() {
             let policy = Adaptive { followed: at, ..Adaptive::new() };
-            let followed = policy.followed().map(PolicyKind::word);
-            assert_eq!(followed, Some(policy.measured().following.as_str()));
-            assert_eq!(followed, Some(make().name()));
+            assert_eq!(policy.followed(), policy.measured().following);
+            assert_eq!(policy.followed(), make().name());
         }
     }
 }

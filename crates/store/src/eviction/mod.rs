@@ -135,11 +135,11 @@ pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;
 
-    /// The policy by which victims are chosen now. `adaptive` returns the candidate that it
-    /// follows; for some time after a switch, victims are pieces that the previous candidate still
-    /// lists. `None` for a policy that [`PolicyKind`] lacks.
-    fn followed(&self) -> Option<PolicyKind> {
-        PolicyKind::named(self.name())
+    /// The name of the policy by which victims are chosen now. `adaptive` returns the candidate
+    /// that it follows; for some time after a switch, victims are pieces that the previous
+    /// candidate still lists.
+    fn followed(&self) -> &'static str {
+        self.name()
     }
 
     /// Adds a run that counts as used now. Replaces an earlier run with the same id.

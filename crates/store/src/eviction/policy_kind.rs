@@ -49,7 +49,7 @@ impl PolicyKind {
     }
 
     /// The policy with the name `word`; `None` if there is none.
-    pub(super) fn named(word: &str) -> Option<Self> {
+    pub(crate) fn named(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.word() == word)
     }
 
@@ -92,7 +92,7 @@ mod tests {
                 PolicyKind::Adaptive => PolicyKind::Density,
                 fixed => fixed,
             };
-            assert_eq!(policy.build().followed(), Some(followed));
+            assert_eq!(policy.build().followed(), followed.word());
         }
         let error = PolicyKind::parse("mru").unwrap_err().to_string();
         assert!(error.contains("\"2q\"") && error.contains("mru"));
