@@ -1,5 +1,5 @@
-"""Tests which engines are served: those in whose host memory each row, the place of one offloaded
-chunk, holds the bytes of all workers.
+"""Tests which engines are served. vLLM's host memory consists of rows, one for each offloaded chunk.
+An engine is served if each row holds the bytes of all its workers.
 """
 
 from types import SimpleNamespace

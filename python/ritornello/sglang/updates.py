@@ -1,9 +1,9 @@
 """Detects updates of this process's weights, and flushes of SGLang's caches after them.
 
 SGLang does not report these events to its storage. Weights change in methods of each model runner's
-`WeightUpdater`. A flush has happened when the cache controller's `reset` returns: at that time its
-storage threads have ended and their queues are empty. These methods are wrapped on their classes,
-because SGLang looks them up on the class at each call.
+`WeightUpdater`. A flush has happened when the cache controller's `reset` returns: it has waited for
+the end of its storage threads, emptied their queues, and started new threads. These methods are
+wrapped on their classes, because SGLang looks them up on the class at each call.
 
 Invariant: between the beginning of an update and the next flush, `epoch` differs from `flushed`,
 and no storage loads or stores. A page that was computed before an update is therefore never stored

@@ -136,8 +136,8 @@ def obey(engine: TierEngine, order: dict[str, Any]) -> Any:
         case "forget":
             engine.forget_all()
         case "counts":
-            # Over a list of tiers the store reports its counters at intervals: end the current
-            # interval.
+            # A store that is a cache over several tiers (`TierCache`) adds its counters to the
+            # counters of our tier at intervals: end the current interval.
             engine.tier._store._reported_at = 0.0
             engine.offloaded()
             return engine.offloaded()
