@@ -36,7 +36,7 @@ fn each_span_of_keys_is_explained_in_one_line() {
         assert!(lines[1].starts_with("keys 0 to 15: hit ("), "{}", lines[1]);
         assert!(lines[2].starts_with("keys 16 to 23: removed "), "{}", lines[2]);
         assert!(lines[2].contains("a caller deleted them"), "{}", lines[2]);
-        assert!(lines[3].starts_with("key 24: not stored, and no completed put "), "{}", lines[3]);
+        assert!(lines[3].starts_with("key 24: not stored, and no put asked "), "{}", lines[3]);
         assert!(lines[4].starts_with("the owner opened the store "), "{}", lines[4]);
         assert_eq!(lines.len(), 5, "{}", answer.out);
     }

@@ -151,7 +151,8 @@ fn store_that_cannot_be_opened_is_reported_and_tried_again() {
     std::fs::remove_file(policy).unwrap();
     let ready = served.event();
     assert_eq!((&ready["event"], &ready["dir"]), (&"ready".into(), &text(dirs[1].path()).into()));
-    // An observation from before the opening may be shared for a second.
+    // The service answers from an observation until a second after its end, so the first answers
+    // may describe the store before the opening.
     while get(address, "/readyz").0 != 200 {
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -50,9 +50,9 @@ impl RegistryFile {
     /// registry with the registration.
     ///
     /// # Errors
-    /// File-system errors, with advice: the next owner may find the registration nevertheless,
-    /// which is harmless, because the store has no page of the new scope. `Fatal` if the file was
-    /// replaced, and the next opening may read either file.
+    /// File-system errors, with advice. After such an error the next owner may find the
+    /// registration, which is harmless, because the store has no page of the new scope. `Fatal` if
+    /// the file was replaced, and the next opening may read either file.
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {
@@ -78,8 +78,8 @@ impl RegistryFile {
     /// with them.
     ///
     /// # Errors
-    /// File-system errors, with advice: `former` remains valid. `Fatal` if the next opening may
-    /// read either registry.
+    /// File-system errors, with advice. After such an error `former` remains valid. `Fatal` if the
+    /// next opening may read either registry.
     pub(crate) fn remove(
         &mut self,
         record: &[u8],

@@ -252,9 +252,10 @@ fn run_with_fault(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     stopped
 }
 
-/// Runs [`small_life`] many times, each time with one fault at another operation. The store
-/// delivers no wrong byte, and continues, or is poisoned and continues after it is opened again.
-/// Flushed pages that a poisoned store still returns survive a power loss.
+/// Opens a store and runs [`small_life`] many times, each time with one fault at another operation.
+/// If the open succeeds, the store delivers no wrong byte, and continues, or is poisoned and
+/// continues after it is opened again. Flushed pages that a poisoned store still returns survive a
+/// power loss.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };

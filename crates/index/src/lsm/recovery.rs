@@ -255,7 +255,7 @@ pub(crate) fn is_open_already(error: &rocksdb::Error) -> bool {
     texts.iter().any(|words| text.starts_with(words))
 }
 
-/// Whether a database lacks column families with which it was created.
+/// Whether a database lacks column families of the index: they were never created, or were lost.
 fn lacks_families(error: &rocksdb::Error) -> bool {
     error.kind() == rocksdb::ErrorKind::InvalidArgument
         && error.to_string().contains("Column family not found")

@@ -50,12 +50,12 @@ names! {
         "Bytes of pages that puts wrote, before encoding, of all processes");
     PUT_ENCODED = ("put_encoded", Bytes,
         "Bytes of pages that puts wrote, after encoding, of all processes");
-    READ = ("read", Bytes, "Bytes of pages that gets delivered, of all processes");
-    READ_PAGES = ("read_pages", Count, "Pages that gets delivered, of all processes");
+    READ = ("read", Bytes, "Bytes of pages delivered by gets, of all processes");
+    READ_PAGES = ("read_pages", Count, "Pages delivered by gets, of all processes");
     UNDELIVERED_PAGES = ("undelivered_pages", Count,
-        "Pages that gets located and did not deliver, of all processes");
+        "Pages located and not delivered by gets, of all processes");
     UNSTAGED_PAGES = ("unstaged_pages", Count,
-        "Pages of puts that found no staging memory, of all processes");
+        "Pages that puts did not copy and store because staging was full, of all processes");
     UNANSWERED_CALLS = ("unanswered_calls", Count,
         "Lookups and gets answered with a miss, and puts skipped, because the owner did not respond \
         or reopened the store, of all processes");
@@ -133,7 +133,7 @@ names! {
         "Bytes written to segments over bytes of committed pages, since the store was opened");
     SYNCS = ("syncs", Count, "Sync rounds");
     SYNC = ("sync", Seconds, "Time spent in sync rounds");
-    RECLAIM_WAITS = ("reclaim_waits", Count, "Sync rounds for which a put waited to get space");
+    RECLAIM_WAITS = ("reclaim_waits", Count, "Waits for a sync round to get space for a run");
     RUNS_ABANDONED = ("runs_abandoned", Count, "Reserved runs that did not become visible");
     RUNS_FAILED = ("runs_failed", Count, "Runs that the file system failed to write");
     RUNS_MOVED = ("runs_moved", Count, "Runs moved to another place");

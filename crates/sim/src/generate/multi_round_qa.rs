@@ -176,7 +176,8 @@ mod tests {
             let trace = workload.generate().unwrap();
             assert_eq!(trace.requests(), 20_000);
             // All blocks of a prompt are hits, except the new blocks. The new blocks hold the
-            // history in the first round, and the last answer and the question in later rounds.
+            // history and the question in the first round, and the last answer and the question in
+            // later rounds.
             let (mut hit, mut references) = (0.0, 0.0);
             for round in 0..20 {
                 let blocks = (1000 + history_tokens + round * 120 + 20) / 64;

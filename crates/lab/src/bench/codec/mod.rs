@@ -93,7 +93,7 @@ struct Row {
     attention_error_worst: f64,
 }
 
-/// Measures all codecs and prints the report.
+/// Measures all codecs except `raw`, and prints the report.
 ///
 /// # Errors
 /// If the file of keys and values is unusable, a codec fails, or a lossless codec loses bits.
