@@ -1,5 +1,5 @@
-"""Tests which engines are served. vLLM's host memory consists of rows, one for each offloaded chunk.
-An engine is served if each row holds the bytes of all its workers.
+"""Tests which engines are served. vLLM's host memory consists of rows, one for each offloaded
+chunk. An engine is served if each row holds the bytes of all its workers.
 """
 
 from types import SimpleNamespace
