@@ -180,12 +180,16 @@ $(STAMPS)/emulators: engines/emulators/build.sh
 
 # ---- checks
 
-# Runs a suite, prints its output when it ends, and records its result and duration. All suites run, also
-# after a failure. What failed, and then all results, are printed last, where a reader looks first.
+# Runs a suite, prints its output when it ends, and records its result, its duration and its CPU time.
+# All suites run, also after a failure. What failed, and then all results, are printed last, where a
+# reader looks first. The second line that the shell's `times` prints is the CPU time of ended child
+# processes: user, then system.
 TIMES := $(STAMPS)/times
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* >$(STAMPS)/$*.log 2>&1 && result=passed || result=FAILED; \
-	cat $(STAMPS)/$*.log; echo "$* $$result after $$(($$(date +%s) - began)) s" | tee -a $(TIMES); test $$result = passed
+	times >$(STAMPS)/$*.cpu; cpu=$$(awk -F '[ms ]+' 'END { print int(60 * ($$1 + $$3) + $$2 + $$4) }' $(STAMPS)/$*.cpu); \
+	cat $(STAMPS)/$*.log; echo "$* $$result after $$(($$(date +%s) - began)) s ($$cpu s of CPU time)" | tee -a $(TIMES); \
+	test $$result = passed
 # Lines of a log that begin the report of a failed test or build.
 FAILURE := ^---- .* stdout ----$$|^(FAILED|ERROR) |^error(\[|:)|^make.* Error
 define summary
@@ -200,8 +204,9 @@ run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync
 # All targets are built before the suites run, because two suites that run at a time may need the same
 # environment. Three targets are built at a time, because some fetch while others compile; `rust-tests`
 # is the first, because it takes longest.
-build_and_run = mkdir -p $(STAMPS) && : >$(TIMES); status=0; \
+build_and_run = mkdir -p $(STAMPS) && : >$(TIMES); status=0; began=$$(date +%s); \
 	$(MAKE) --no-print-directory --keep-going --jobs 3 rust-tests $(1) || status=1; \
+	echo "builds ended after $$(($$(date +%s) - began)) s" | tee -a $(TIMES); \
 	{ $(call run_suites,1,$(2)); } & core=$$!; \
 	$(call run_suites,2,$(3)) || status=1; wait $$core || status=1; $(summary); exit $$status
 
