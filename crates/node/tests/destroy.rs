@@ -1,4 +1,5 @@
-//! Destroying and converting stores. Both are refused for a store in use.
+//! Destroying and converting stores, both of which are refused for a store in use. The policy file,
+//! which every process reads and `destroy` removes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,6 +9,7 @@ use ritornello_format::ErrorKind;
 use ritornello_node::{IndexKind, Node, Options, Role, convert_index, destroy, open};
 use std::sync::Arc;
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

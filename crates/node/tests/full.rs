@@ -10,6 +10,7 @@ use ritornello_node::{Node, open};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

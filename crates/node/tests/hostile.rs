@@ -15,6 +15,7 @@ use std::time::Duration;
 /// The first bytes of a hello in protocol version 7.
 const GREETING: &[u8] = b"RTRN\x07\0\0\0";
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

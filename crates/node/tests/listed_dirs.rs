@@ -9,6 +9,7 @@ use ritornello_node::{Node, Options, Role, open};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

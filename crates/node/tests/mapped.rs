@@ -18,6 +18,7 @@ use tempfile::TempDir;
 /// tmpfs; without it [`small_file_system_child`] does nothing.
 const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

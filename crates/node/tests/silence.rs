@@ -11,6 +11,7 @@ use ritornello_node::{Node, Role, open, open_on};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

@@ -29,6 +29,7 @@ const RELEASE: u8 = 3;
 const NAME: std::ops::Range<usize> = 14..46;
 const FORMAT: usize = 12;
 
+/// No test: the process of a [`Helper`].
 #[test]
 fn helper() {
     serve_as_helper();

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
+/// No test: the process that [`Owner::start`] starts.
 #[test]
 fn owner() {
     run_as_owner();
