@@ -131,7 +131,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn lock_on_a_removed_file_is_retaken() {
+    fn lock_uses_a_new_file_if_its_file_was_removed() {
         let dir = tempfile::tempdir().unwrap();
         let fd = File::open(dir.path()).unwrap();
         let lock = DirectoryLock::open(fd.as_fd()).unwrap();

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_of_a_cache_is_counted_once_and_until_its_end() {
+    fn increase_of_a_caches_counts_is_reported_once_up_to_its_end() {
         #[derive(Debug, Default)]
         struct Counters(AtomicU64);
         impl CacheCounters for Counters {

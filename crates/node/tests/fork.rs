@@ -177,7 +177,7 @@ fn fork_during_puts_and_gets_is_harmless() {
 }
 
 #[test]
-fn dead_owner_with_live_child_is_succeeded() {
+fn client_takes_over_from_dead_owner_with_live_child() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();

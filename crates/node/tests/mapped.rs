@@ -80,14 +80,14 @@ fn owner_kill_loses_no_flushed_mapped_page() {
         client.tell(&format!("work {} 20 60", at * 1_000_000));
     }
     let mut flushed = BTreeSet::new();
-    let mut hear = |rounds| {
+    let mut collect_flushed = |rounds| {
         for _ in 0..rounds {
             flushed.extend(clients.iter_mut().map(|one| one.listen().parse::<u64>().unwrap()));
         }
     };
-    hear(10);
+    collect_flushed(10);
     owner.kill();
-    hear(20);
+    collect_flushed(20);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
     for name in flushed {

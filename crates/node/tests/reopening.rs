@@ -382,7 +382,7 @@ fn reopening_reopens_segment_files() {
 }
 
 #[test]
-fn takeover_on_failing_disk_misses_until_healed() {
+fn calls_miss_until_takeover_on_a_failing_disk_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let (schedule, medium) = (Schedule::new(), Arc::new(Host));
@@ -494,7 +494,7 @@ unsafe impl PageSource for Halted {
 }
 
 #[test]
-fn reopening_waits_for_own_write() {
+fn reopening_waits_for_the_owners_put_in_flight() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
     let store = node.store();

@@ -34,7 +34,7 @@ fn unanswered(node: &Node) -> u64 {
 }
 
 #[test]
-fn stopped_owner_delays_once_then_misses() {
+fn stopped_owner_delays_one_call_then_calls_miss() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -125,7 +125,7 @@ fn puts_through_a_stopped_owner_leak_nothing() {
 }
 
 #[test]
-fn killed_stopped_owner_is_succeeded() {
+fn client_takes_over_from_stopped_owner_that_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -177,7 +177,7 @@ fn resumed_client_gets_its_responses() {
 
 #[test]
 #[ignore = "long: waits for the timeout of a call, 30 seconds"]
-fn successor_that_never_listens_delays_once() {
+fn next_owner_that_never_listens_delays_one_call() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();

@@ -121,15 +121,15 @@ fn client_takes_over_from_a_killed_owner() {
         client.tell(&format!("work {} 4 {WORK}", at * 1_000_000));
     }
     let mut flushed = BTreeSet::new();
-    let mut hear = |rounds| {
+    let mut collect_flushed = |rounds| {
         for _ in 0..rounds {
             flushed.extend(clients.iter_mut().map(|one| one.listen().parse::<u64>().unwrap()));
         }
     };
-    hear(50);
+    collect_flushed(50);
     owner.kill();
     // The clients continue, and one of them becomes the owner.
-    hear(WORK - 100);
+    collect_flushed(WORK - 100);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
     let stats = node.store().stats().unwrap().catalog;

@@ -191,7 +191,7 @@ fn newest_messages_include_earlier_versions() {
 }
 
 #[test]
-fn inserted_variant_loses_recorded_lines() {
+fn lines_changed_by_an_inserted_variant_are_found() {
     let older = "Hello 08\nHelloReply::Gone 0801\nAnswer::Hit 00\nAnswer::Evicted 01\n";
     let inserted = "Hello 09\nAnswer::Hit 00\nAnswer::Pinned 01\nAnswer::Evicted 02\n";
     assert_eq!(lost(older, inserted), ["Answer::Evicted 01"]);
