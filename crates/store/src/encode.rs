@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_numbers_are_stored_raw_or_refused() {
+    fn codec_unsuited_to_a_scope_stores_raw_or_is_refused() {
         let of = |scope: &Scope, codec: Codec| Encoder::of(scope, codec.number(), 4096);
         let opaque = Scope::opaque("bytes", 4096, true);
         let layout = scope("engine's own", 1, 1, Some(4096));

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_distinguished_from_other_errors() {
+    fn silent_and_reopening_owners_are_distinguished_from_other_errors() {
         assert!(OwnerSilent::caused(&OwnerSilent::error(7).with("dir", "d")));
         assert!(!OwnerSilent::caused(&Error::retry("busy")));
         let reopening = StoreReopening::error("EIO");

@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn log_that_lacks_an_end_is_rewritten_before_the_next_reservation() {
+    fn log_that_lacks_a_reservations_end_is_rewritten_before_the_next() {
         let schedule = Schedule::new();
         let medium = Faulty::new(Arc::new(SimDisk::new(1 << 24)), schedule.clone());
         let directory = Directory::new(Arc::new(medium), Path::new("/"));

@@ -42,7 +42,7 @@ fn lru(chunk_units: u32) -> FixedPolicy {
     FixedPolicy::with_chunk(Box::new(Lru::new()), chunk_units)
 }
 
-fn orders() -> [Box<dyn EvictionPolicy>; 5] {
+fn fixed_policies() -> [Box<dyn EvictionPolicy>; 5] {
     [
         Box::new(Lru::new()),
         Box::new(AdaptiveReplacement::new()),
@@ -57,7 +57,7 @@ fn policies(chunk_units: u32) -> Vec<Box<dyn Eviction>> {
     let single =
         |policy| Box::new(FixedPolicy::with_chunk(policy, chunk_units)) as Box<dyn Eviction>;
     let adaptive = Box::new(Adaptive::with_chunk(chunk_units)) as Box<dyn Eviction>;
-    orders().into_iter().map(single).chain([adaptive]).collect()
+    fixed_policies().into_iter().map(single).chain([adaptive]).collect()
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
 struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,
     /// Pages by last use, oldest first.
-    policy: Vec<(u64, u32)>,
+    by_last_use: Vec<(u64, u32)>,
     protected: BTreeSet<u64>,
     next: u64,
 }
@@ -235,8 +235,8 @@ impl Index {
     /// most recently used of them.
     fn touch(&mut self, run: u64, pages: u32) {
         let pages = pages.min(self.runs[&run].1);
-        self.policy.retain(|(other, page)| *other != run || *page >= pages);
-        self.policy.extend((0..pages).rev().map(|page| (run, page)));
+        self.by_last_use.retain(|(other, page)| *other != run || *page >= pages);
+        self.by_last_use.extend((0..pages).rev().map(|page| (run, page)));
     }
 
     /// Removes the pages of `run` from page `keep`, and all runs that follow them. Reports the
@@ -245,7 +245,7 @@ impl Index {
         let Some((_, pages)) = self.runs.get_mut(&run) else { return };
         let removed = pages.saturating_sub(keep);
         *pages = (*pages).min(keep);
-        self.policy.retain(|(other, page)| *other != run || *page < keep);
+        self.by_last_use.retain(|(other, page)| *other != run || *page < keep);
         let behind: Vec<u64> = self
             .runs
             .iter()
@@ -280,7 +280,7 @@ impl Index {
             );
             assert!(freed < units, "a victim was chosen beyond the requested units");
             if exact {
-                let free = self.policy.iter().filter(|(run, _)| !protected.contains(run));
+                let free = self.by_last_use.iter().filter(|(run, _)| !protected.contains(run));
                 let oldest: Vec<_> = free.take((pages - keep_pages) as usize).copied().collect();
                 let evicted: Vec<_> = (keep_pages..pages).rev().map(|page| (run.0, page)).collect();
                 assert_eq!(evicted, oldest, "the least recently used pages must go first");
@@ -396,7 +396,7 @@ impl SwitchingPolicies {
     fn switch(&mut self) {
         if !self.tree.is_moving() {
             self.switches += 1;
-            let policy = orders().into_iter().nth(self.switches % 5).unwrap();
+            let policy = fixed_policies().into_iter().nth(self.switches % 5).unwrap();
             self.tree.follow(policy);
         }
     }

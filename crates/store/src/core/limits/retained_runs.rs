@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_releases_at_most_step_runs() {
+    fn one_call_releases_a_bounded_number_of_runs() {
         let mut retention = Retention::new(StoreClock::starting_at(0, || 0));
         let many = 3 * STEP_RUNS as u64;
         (0..many).for_each(|run| retention.retain(RunId(run), ScopeSlot(1), 1, 50));

@@ -95,14 +95,14 @@ fn sequences() -> Vec<Vec<u64>> {
 
 #[test]
 fn shadow_of_all_pages_behaves_like_the_store() {
-    let orders: [fn() -> Box<dyn EvictionPolicy>; 5] = [
+    let policies: [fn() -> Box<dyn EvictionPolicy>; 5] = [
         || Box::new(Lru::new()),
         || Box::new(AdaptiveReplacement::new()),
         || Box::new(TwoQ::new()),
         || Box::new(S3Fifo::new()),
         || Box::new(Density::new()),
     ];
-    for (make, page_units) in orders.into_iter().flat_map(|make| [(make, 1), (make, 1 << 14)]) {
+    for (make, page_units) in policies.into_iter().flat_map(|make| [(make, 1), (make, 1 << 14)]) {
         let (mut store, mut shadow) = (Store::new(make(), page_units), Shadow::new(make()));
         shadow.set_capacity(FITS as u64);
         let mut hits = 0;

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn estimate_ignores_gaps_and_follows_shrinking() {
+    fn estimate_ignores_a_brief_decrease_and_follows_a_lasting_one() {
         let mut capacity = CapacityEstimate::default();
         capacity.observe(100, 10, 3);
         capacity.observe(70, 7, 2);

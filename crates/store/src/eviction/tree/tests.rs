@@ -83,7 +83,7 @@ impl EvictionContext for ProtectedBefore {
 }
 
 #[test]
-fn later_calls_examine_few_protected_pieces() {
+fn later_evictions_examine_few_protected_pieces() {
     const PROTECTED: u64 = 10_000;
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
     for run in 0..PROTECTED + 20 {
