@@ -140,7 +140,7 @@ fn block_of_noise_leaves_other_blocks_encoded() {
 }
 
 #[test]
-fn short_output_is_refused() {
+fn output_shorter_than_the_input_is_refused() {
     for codec in Codec::ALL {
         let error = codec.encode(&shape(Dtype::Bf16), &[0; 100], &mut [0; 99]).unwrap_err();
         assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid);
@@ -148,7 +148,7 @@ fn short_output_is_refused() {
 }
 
 #[test]
-fn codecs_have_names_and_numbers() {
+fn names_and_numbers_of_codecs_parse_back() {
     for codec in Codec::ALL {
         assert_eq!(Codec::parse(codec.word()), Some(codec));
         assert_eq!(Codec::from_number(codec.number()), Some(codec));

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn forced_way_needs_kernels() {
+    fn forced_kernel_way_without_kernels_uses_copies() {
         let kernel = Way::Kernel { grid: 2 };
         assert_eq!(Ways::new(65_536, true).force(kernel).of(Direction::Gather, 9), kernel);
         assert_eq!(Ways::new(512, false).force(kernel).of(Direction::Gather, 9), Way::Copies);

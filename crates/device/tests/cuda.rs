@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[test]
-fn missing_library_names_the_remedy() {
+fn error_of_a_missing_library_names_the_remedy() {
     // SAFETY: no such library exists.
     let error = unsafe { Cuda::open_library(&["/nonexistent/libcuda.so.1"], 0) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
@@ -52,7 +52,7 @@ fn missing_functions(fake: &FakeCuda) -> Vec<String> {
 }
 
 #[test]
-fn driver_without_a_function_is_refused_by_the_name_of_the_function() {
+fn error_names_the_functions_that_a_driver_lacks() {
     // A library that is no driver: the error names all functions that a driver must have.
     // SAFETY: the library is loaded already, and no function of it is called.
     let error = unsafe { Cuda::open_library(&["libc.so.6"], 0) }.unwrap_err();
@@ -87,7 +87,7 @@ fn device_whose_kernels_do_not_load_can_copy() {
 }
 
 #[test]
-fn pinning_is_refused_with_advice() {
+fn error_of_refused_pinning_has_advice() {
     let mut memory = Memory::new(4096, 0);
     let base = memory.bytes_mut().as_mut_ptr();
     let fake = FakeCuda::new("NO_PINNING");

@@ -181,7 +181,7 @@ proptest! {
 }
 
 #[test]
-fn calls_per_section_do_not_grow_with_blocks() {
+fn driver_calls_per_section_do_not_grow_with_blocks() {
     let shape = Shape {
         pieces: vec![64; 8],
         arrangement: Arrangement::Together,
@@ -555,7 +555,7 @@ fn slots_are_padded_and_freed_when_dropped() {
 }
 
 #[test]
-fn moves_beyond_the_memory_of_tables_use_no_kernel() {
+fn moves_use_no_kernel_while_memory_of_tables_is_full() {
     let rig = Rig::new(&small(), KERNEL);
     let now = Some(Instant::now());
     // Tables have separate memory, so tables can be made although slots fill all of staging.

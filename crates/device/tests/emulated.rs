@@ -51,7 +51,7 @@ fn work_of_a_stream_is_in_order_and_waits_for_events() {
 }
 
 #[test]
-fn event_marks_the_latest_record() {
+fn event_is_complete_after_its_latest_record() {
     let emulated = Emulated::default();
     let [a, b] = [Priority::High, Priority::Low].map(|at| emulated.create_stream(at).unwrap());
     let event = emulated.create_event().unwrap();
@@ -131,7 +131,7 @@ fn injected_delays_and_failures_take_effect() {
 }
 
 #[test]
-fn memory_is_pinned_once() {
+fn memory_cannot_be_pinned_twice() {
     let emulated = Emulated::default();
     let mut memory = vec![0_u8; 8192];
     let base = memory.as_mut_ptr();

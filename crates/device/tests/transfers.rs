@@ -397,7 +397,7 @@ fn save_leaves_half_of_the_slots_to_loads() {
 }
 
 #[test]
-fn save_ends_before_the_pages_that_a_full_queue_does_not_take() {
+fn save_has_no_pages_while_the_queue_is_full() {
     let rig = Rig::new();
     let slots = rig.device.slots(PAGE, 1, None, &|| false).unwrap();
     let table = rig.device.table(&rig.pool, &slots, &[0], Direction::Gather).unwrap();

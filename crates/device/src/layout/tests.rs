@@ -18,7 +18,7 @@ fn word_is_the_largest_that_divides_bases_lengths_and_strides() {
 }
 
 #[test]
-fn parts_begin_and_end_between_spans() {
+fn parts_begin_and_end_at_span_boundaries() {
     let spans = [span(1 << 20, 5000, 8192), span(2 << 20, 2048, 8192), span(3 << 20, 1, 8192)];
     let layout = Layout::new(&spans, 4).unwrap();
     assert_eq!(layout.page_bytes(), 7049);
@@ -64,7 +64,7 @@ fn spans_that_share_bytes_or_alternate_unevenly_are_refused() {
 }
 
 #[test]
-fn limits_of_a_layout_are_checked() {
+fn empty_oversized_or_overflowing_layouts_are_refused() {
     for (wrong, blocks) in [
         (vec![], 1),
         (vec![span(4096, 64, 64)], 0),
