@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pairs_of_digits_are_a_key() {
+    fn only_pairs_of_hex_digits_parse_as_a_key() {
         assert_eq!(parse_key("00fF10"), Some(vec![0, 255, 16]));
         assert_eq!(parse_key(""), Some(Vec::new()));
         for wrong in ["0", "0g", "+1", "0x12", "\u{e9}\u{e9}", " 1"] {

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn scope_ids_of_another_identity_version_are_a_miss() {
+    fn registry_of_another_scope_id_version_is_a_miss() {
         let bytes = registry().encode();
         let mut body = unseal(MAGIC, "scope registry", &bytes).unwrap().to_vec();
         body[0] = Scope::IDENTITY + 1;

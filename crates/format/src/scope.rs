@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_bytes_and_chaining_change_the_id() {
+    fn salt_epoch_layout_page_bytes_and_chaining_change_the_id() {
         let base = llama();
         assert_ne!(base.id(), Scope { salt: b"a".to_vec(), ..llama() }.id());
         assert_ne!(base.id(), Scope { epoch: b"a".to_vec(), ..llama() }.id());
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn unresolved_page_bytes_have_distinct_ids() {
+    fn scopes_with_unresolved_page_bytes_have_distinct_ids() {
         let unresolved = [
             Scope { page_bytes: Some(1), ..llama() },
             Scope { page_bytes: Some(2), ..llama() },

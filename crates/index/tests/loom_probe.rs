@@ -65,7 +65,7 @@ fn run_becomes_visible_as_a_whole() {
 }
 
 #[test]
-fn cut_removes_leaves_before_parents() {
+fn truncation_removes_leaves_before_parents() {
     loom::model(|| {
         let index = index();
         let keys = pages(1, 6);
@@ -123,7 +123,7 @@ fn reused_record_is_not_taken_for_the_old_run() {
 }
 
 #[test]
-fn touches_between_syncs_are_not_lost() {
+fn touch_during_a_sync_is_durable_after_the_next() {
     loom::model(|| {
         let disk = SimDisk::new(1 << 20);
         let index = open(&disk);

@@ -489,7 +489,7 @@ mod lsm {
     }
 
     #[test]
-    fn lsm_respects_its_budget_and_recreates_after_damage() {
+    fn lsm_respects_its_budget_and_is_recreated_after_damage() {
         let dir = tempfile::tempdir().unwrap();
         let budget = 4 << 20;
         let options =

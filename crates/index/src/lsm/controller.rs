@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn shift_is_decided_once_after_two_windows() {
+    fn shifted_mix_causes_one_decision_after_two_windows() {
         let controller = Controller::new(Mode::Adaptive);
         assert_eq!(write(&controller, 20).len(), 1);
         assert_eq!(read(&controller, 1), []);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_alone_leads_to_a_decision() {
+    fn growth_of_the_tree_alone_leads_to_a_decision() {
         let controller = Controller::new(Mode::Adaptive);
         write(&controller, 2);
         controller.wrote(WINDOW);
