@@ -219,7 +219,7 @@ fn interrupted_run_leaves_no_files() {
 }
 
 #[test]
-fn table_report_has_walks_and_memory_reads() {
+fn table_report_has_times_of_walks_and_memory_reads() {
     let words = ["bench", "table", "--nodes", "2048", "--pages-per-node", "32,1", "--json"];
     let answer = ritornello(&words);
     assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);

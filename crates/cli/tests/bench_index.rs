@@ -8,7 +8,7 @@ use common::{ritornello, scratch, text};
 use serde_json::Value;
 
 #[test]
-fn index_report_has_a_row_per_backend_and_sync() {
+fn index_report_has_a_row_per_backend_and_sync_mode() {
     for (workload, puts) in [("chains", 2000), ("kv-events", 2000), ("one-prompt", 9920)] {
         let (dir, pictures) = (scratch(), scratch());
         let picture = pictures.path().join("index.svg");

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_pages_are_not_offered_or_forgotten() {
+    fn unknown_pages_are_described_as_not_offered_or_forgotten() {
         let explanation = Explanation::default();
         let said = |detail: &str| line(&span(Answer::Unknown, detail), &explanation);
         assert!(said("not_offered").contains("no put asked the owner to store them since it"));

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_hangs_keeps_no_other_directory_from_being_found() {
+    fn drives_of_other_directories_are_found_while_one_hangs() {
         let drives = Arc::new(Drives::default());
         let disk = Arc::new(RwLock::new(()));
         let dirs = ["a", "hangs", "z"].map(str::to_owned);

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_queue_gives_its_lines_and_ends() {
+    fn closed_queue_returns_waiting_lines_then_none() {
         let queue = queue_of(|| tracing::info!("before"));
         queue.close();
         assert_eq!(queue.take().unwrap().message, "before");

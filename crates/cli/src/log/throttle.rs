@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_lines_are_omitted_and_counted_once() {
+    fn repeated_lines_are_omitted_and_counted_in_one_line() {
         let (throttle, start) = (Throttle::new(), Instant::now());
         let (one, other) = (statement(Level::WARN, 1), statement(Level::ERROR, 2));
         let logged = (0..LINES_MAX + 5).filter(|_| throttle.admit(one, start).0).count();

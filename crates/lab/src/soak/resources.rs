@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_compares_last_two_thirds() {
+    fn growth_compares_medians_of_the_last_two_thirds() {
         let at = |fds| Resources { fds, ..Resources::default() };
         assert_eq!(Resources::growth(&[at(90), at(2), at(5), at(6), at(7), at(8)]).fds, 2);
         assert_eq!(Resources::growth(&[at(9), at(8), at(7)]).fds, 0);
