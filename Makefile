@@ -233,11 +233,11 @@ rust-tests: $(LSM)/env
 test-rust: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast
 
-# Skips `allocation_time_with_a_million_holes` and `measures_an_explanation`, measurements that assert
-# nothing.
+# Skips `allocation_time_with_a_million_holes` and `explanation_time_of_256_keys`, measurements that
+# assert nothing.
 test-rust-long: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast --lib --tests -- --ignored \
-		--skip allocation_time_with_a_million_holes --skip measures_an_explanation
+		--skip allocation_time_with_a_million_holes --skip explanation_time_of_256_keys
 
 # The tests of store, node and cli, with `lsm` as the index; a soak among them kills the store's
 # owner. Left out are: files whose tests would only repeat test-rust, because they use no index or

@@ -85,7 +85,7 @@ fn hit_names_the_tier_of_the_store() {
 }
 
 #[test]
-fn page_after_a_missing_page_is_behind_it() {
+fn only_chained_pages_are_explained_as_behind_missing() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scopes = [(chained(PAGE), Answer::BehindMissing), (unchained(PAGE), Answer::Hit)];
@@ -172,7 +172,7 @@ fn page_evicted_for_the_index_has_cause_index() {
 }
 
 #[test]
-fn deleted_pages_and_pages_after_them_are_removed() {
+fn deleted_pages_and_pages_after_them_have_cause_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
@@ -194,7 +194,7 @@ fn deleted_pages_and_pages_after_them_are_removed() {
 }
 
 #[test]
-fn pages_of_a_dropped_scope_are_removed_with_it() {
+fn pages_of_a_dropped_scope_have_cause_scope_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
@@ -233,7 +233,7 @@ fn drop_of_the_scope_replaces_an_earlier_cause() {
 }
 
 #[test]
-fn damaged_page_and_pages_after_it_are_removed() {
+fn damaged_page_and_pages_after_it_have_cause_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let (scope, keys) = (chained(4096), sequence(1, 4));
@@ -379,7 +379,7 @@ fn refused_pages_have_the_reason_of_their_put() {
 }
 
 #[test]
-fn keys_in_another_scope_name_it_and_its_differences() {
+fn explanation_names_the_most_similar_scope_with_the_keys() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let keys = sequence(1, 6);
@@ -459,7 +459,7 @@ fn too_many_and_malformed_keys_are_refused() {
 /// `cargo test -p ritornello-store --test explain -- --ignored --nocapture`
 #[test]
 #[ignore = "long: a measurement, which prints its figures"]
-fn measures_an_explanation() {
+fn explanation_time_of_256_keys() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 256);
     for number in 0..512 {

@@ -44,7 +44,7 @@ fn page_evicted_with_its_segment_has_cause_segment() {
 /// A segment file cannot be opened (`ENFILE`), so the segment is absent. When opens succeed again,
 /// the file is gone.
 #[test]
-fn pages_of_a_removed_segment_file_are_damaged() {
+fn pages_of_a_removed_segment_file_have_cause_damaged() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -115,7 +115,7 @@ fn put_beyond_the_budget_is_refused_with_write_budget() {
 }
 
 #[test]
-fn unknown_page_is_forgotten_once_its_bucket_is_full() {
+fn unknown_pages_have_cause_forgotten_once_their_bucket_is_full() {
     let dir = tempfile::tempdir().unwrap();
     let write_budget = Some(WriteBudget::parse("0B/day").unwrap());
     let opts = Options { write_budget, ..options(dir.path(), 12) };
