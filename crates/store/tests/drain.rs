@@ -22,6 +22,7 @@ fn fill(open: &Open, from: u64, count: u64) {
     }
 }
 
+/// Returns the complete sequences among `0..count`; `get` checks every byte.
 fn whole(store: &Store, count: u64) -> Vec<u64> {
     let scope = chained(PAGE);
     (0..count).filter(|&name| get(store, &scope, &sequence(name, PAGES)).pages == PAGES).collect()

@@ -184,7 +184,7 @@ fn flush_succeeds_after_a_full_disk() {
 /// Runs a short workload: puts, gets, flushes, a deletion, a dropped scope, evictions and
 /// maintenance. Flushes after every second put of a chained sequence. Returns the sequences of
 /// these puts, if their flush succeeded, each with the number of its stored pages.
-fn small_life(open: &Open) -> Vec<(u64, usize)> {
+fn run_short_workload(open: &Open) -> Vec<(u64, usize)> {
     let (scope, other) = (chained(64 << 10), unchained(5000));
     let mut flushed = Vec::new();
     for name in 0..6 {
@@ -206,15 +206,15 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
     flushed
 }
 
-/// Runs [`small_life`] with `fault` at the `nth` operation of the medium. Returns whether the store
-/// was poisoned.
+/// Calls [`run_short_workload`] with `fault` at the `nth` operation of the medium. Returns whether
+/// the store was poisoned.
 fn run_with_fault(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     let scope = chained(64 << 10);
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
     let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     schedule.add(Rule::nth(nth, fault));
     let Ok(open) = open_on(medium, opts) else { return false };
-    let flushed = small_life(&open);
+    let flushed = run_short_workload(&open);
     schedule.heal();
     // Count the flushed pages that are still present: puts of the workload may have evicted some,
     // and a torn write may have damaged some.
@@ -252,17 +252,17 @@ fn run_with_fault(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     stopped
 }
 
-/// Opens a store and runs [`small_life`] many times, each time with one fault at another operation.
-/// If the open succeeds, the store delivers no wrong byte, and continues, or is poisoned and
-/// continues after it is opened again. Flushed pages that a poisoned store still returns survive a
-/// power loss.
+/// Opens a store and calls [`run_short_workload`] many times, each time with one fault at another
+/// operation. If the open succeeds, the store delivers no wrong byte, and continues, or is poisoned
+/// and continues after it is opened again. Flushed pages that a poisoned store still returns
+/// survive a power loss.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };
     let count = {
         let (schedule, disk) = (Schedule::new(), Arc::new(SimDisk::new(64 << 20)));
         let open = open_on(Arc::new(Faulty::new(disk, schedule.clone())), &opts).unwrap();
-        small_life(&open);
+        run_short_workload(&open);
         schedule.total()
     };
     assert!(count > 200, "{count}");
