@@ -75,7 +75,7 @@ mod tests {
 ";
 
     #[test]
-    fn kernel_setting_overrides_mount_option() {
+    fn kernel_settings_deny_and_force_override_mount_options() {
         let error = io::Error::from(io::ErrorKind::InvalidInput);
         let of = |kernel: &str, path: &str| diagnose(&error, kernel, MOUNTS, Path::new(path));
         let never = "always within_size advise [never] deny force";

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_are_cut_between_pages_only() {
+    fn run_of_small_pages_is_cut_between_pages_only() {
         let run = shape(2, 48, 3);
         assert_eq!(run.usable(0, 49), 0);
         assert_eq!(run.usable(0, 50), 50);
@@ -94,29 +94,37 @@ mod tests {
     }
 
     #[test]
-    fn large_pages_are_cut_into_256_kib_pieces() {
+    fn pieces_of_large_pages_have_at_least_256_kib() {
         let run = shape(1, 200, 2);
-        assert_eq!(run.usable(0, 200), 0, "page 0 stays with its header");
+        assert_eq!(run.usable(0, 200), 0, "page 0 must stay with its header");
         assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
         assert_eq!(run.usable(0, 265), 265);
-        assert_eq!(run.usable(0, 390), 201 + 136, "64 units are left for the piece after the cut");
+        assert_eq!(
+            run.usable(0, 390),
+            201 + 136,
+            "64 units must be left for the piece after the cut"
+        );
         assert_eq!(run.usable(265, 63), 0, "a second piece of 63 units would be too short");
         assert_eq!(run.usable(265, 100), 72);
         assert_eq!(run.usable(265, 136), 136);
     }
 
     #[test]
-    fn long_first_page_is_cut_after_256_kib() {
+    fn long_first_page_may_be_cut_after_256_kib() {
         let page = LONG_PAGE_UNITS + 1;
         let run = shape(1, page, 1);
         assert_eq!(run.usable(0, 64), 0, "63 units after the header would be too short a piece");
         assert_eq!(run.usable(0, 65), 65);
         let room = u64::from(page) - 1;
-        assert_eq!(run.usable(0, room), 1 + u64::from(page) - 64, "64 units are left for a piece");
+        assert_eq!(
+            run.usable(0, room),
+            1 + u64::from(page) - 64,
+            "64 units must be left for a piece"
+        );
         let short = RunShape { page_units: LONG_PAGE_UNITS, ..run };
         assert_eq!(short.usable(0, 65), 0);
         let segment = RunShape { segment_units: LONG_PAGE_UNITS, ..short };
-        assert_eq!(segment.usable(0, 65), 65, "a page as long as a segment is cut");
+        assert_eq!(segment.usable(0, 65), 65, "a page as long as a segment may be cut");
     }
 
     #[test]
