@@ -164,7 +164,7 @@ def test_connector_reports_unsupported_setups(tmp_path: Path) -> None:
     assert "cpu_bytes_to_use" in tier
 
 
-def test_short_run_has_no_offloading(
+def test_flags_short_and_offloading_exclude_each_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["shared", "--short", "--offloading"])

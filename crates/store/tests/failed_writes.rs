@@ -122,7 +122,7 @@ fn eviction_removes_few_pages_of_an_avoided_volume() {
 }
 
 #[test]
-fn clients_and_the_owner_learn_of_failed_writes_together() {
+fn owner_avoids_a_volume_that_failed_a_clients_writes() {
     let (schedule, open) = faulty();
     let catalog = Arc::new(open.core.catalog_for(ClientId(1), "client"));
     let staging = Staging::new(8 * MIB as usize).unwrap();

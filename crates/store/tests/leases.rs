@@ -142,7 +142,7 @@ fn oversized_prefix_is_leased_in_part() {
 }
 
 #[test]
-fn shortened_lease_covers_same_pages_per_scope() {
+fn shortened_lease_covers_the_same_pages_of_each_scope() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let store = client(&open, 1);

@@ -65,7 +65,7 @@ fn scope_over_quota_evicts_its_own_leaves() {
 }
 
 #[test]
-fn quota_full_of_leased_pages_refuses() {
+fn quota_full_of_leased_pages_refuses_puts() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(PAGE);
@@ -86,7 +86,7 @@ fn quota_full_of_leased_pages_refuses() {
 }
 
 #[test]
-fn quota_can_be_lowered_lifted_and_zero() {
+fn quota_can_be_lowered_to_zero_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = unchained(PAGE);

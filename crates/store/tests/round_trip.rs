@@ -131,7 +131,7 @@ fn dropped_scope_stays_dropped_after_restart() {
 }
 
 #[test]
-fn invalid_calls_explain_and_change_nothing() {
+fn invalid_put_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(4096), sequence(1, 3));

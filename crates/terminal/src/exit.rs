@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_being_reopened_exits_with_1() {
+    fn failed_opening_sets_exit_status_by_its_cause() {
         let failure = Failure::unopened(&StoreReopening::error("EIO"));
         assert_eq!(failure.status.code(), 1);
         assert!(failure.line.contains("EIO") && failure.advice.contains("reopens"), "{failure:?}");

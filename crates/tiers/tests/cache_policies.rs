@@ -81,7 +81,7 @@ fn load_does_not_wait_for_a_promotion() {
 }
 
 #[test]
-fn never_policy_finds_pages_and_writes_none() {
+fn tier_with_write_policy_none_is_only_read() {
     let dir = tempfile::tempdir().unwrap();
     let (theirs, ours) = (keys(1, 0, 10), keys(2, 0, 10));
     put(&open(&[&disk(&dir, 128)]), &theirs, 0);

@@ -91,7 +91,7 @@ fn only_one_of_two_large_prompts_is_prefetched() {
 }
 
 #[test]
-fn unchained_lookups_with_equal_last_keys_count_separately() {
+fn unchained_prefetches_with_equal_last_keys_take_separate_space() {
     let (one, two, remote) = (tempdir().unwrap(), tempdir().unwrap(), FaultyRemote::default());
     let (remote, scope) = (Arc::new(remote), Arc::new(Scope::opaque("apart", PAGE as u64, false)));
     let over = |list: &[&str]| {

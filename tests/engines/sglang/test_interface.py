@@ -176,7 +176,7 @@ def test_host_pools_have_used_methods_and_layouts(sources: Sources) -> None:
     )
 
 
-def test_sglang_has_options_of_scope(sources: Sources) -> None:
+def test_sglang_has_options_that_scopes_use(sources: Sources) -> None:
     options = {name for field in FIELDS.values() for name in sources.fields(*field)}
     assert not {*OPTIONS, "quantization_param_path"} - options
 

@@ -99,7 +99,7 @@ def contents(host: Any, pages: list[int]) -> list[bytes]:
     return [page_bytes(host, page) for page in pages]
 
 
-def test_method_of_sglang_is_wrapped(attach: Attach) -> None:
+def test_page_transfer_of_sglang_is_wrapped(attach: Attach) -> None:
     attach(mha("page_first"))
     assert __version__ in READ_IN
     assert transfer_obstacle(HiCacheController, __version__) == ""

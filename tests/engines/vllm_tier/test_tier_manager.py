@@ -124,7 +124,7 @@ def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
     assert tier.lookup(keys[5], request) is LookupResult.MISS
 
 
-def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
+def test_job_with_refused_chunks_succeeds(tmp_path: Path, host: Host) -> None:
     """A job whose chunks the store refuses ends with success, because vLLM's back-pressure, if
     configured, may offer a tier fewer chunks after failures.
     """

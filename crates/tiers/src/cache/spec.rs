@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn host_directory_follows_lower_tiers() {
+    fn default_host_directory_depends_on_lower_tiers_only() {
         let at = |list: &[&str]| host_dir(&TierSpec::list(list).unwrap());
         assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 2GiB", "disk /a 9GiB"]));
         assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 1GiB", "disk /a /b 9GiB"]));
