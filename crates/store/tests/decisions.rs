@@ -76,7 +76,7 @@ fn decisions_in_several_scopes_are_explained_separately() {
     decide(&open.store, "r", &other, &keys);
     let explained = open.store.explain_request("r").unwrap();
     let scopes: Vec<ScopeId> = explained.requests.iter().map(|request| request.scope).collect();
-    assert_eq!(scopes, [other.id(), stored.id()], "the scope of the newest decision is first");
+    assert_eq!(scopes, [other.id(), stored.id()], "the scope of the newest decision must be first");
     assert_eq!(answers(&explained), [(Answer::OtherScope, 3), (Answer::Hit, 3)]);
     // A decision without keys has nothing to explain.
     open.store.note_decision(Decision::now("s", stored.id(), DecisionOutcome::TooShort));

@@ -42,7 +42,7 @@ fn new_store_uses_all_listed_directories() {
     assert_eq!(dirs(&open), ["segments", "/a", "/b"]);
     fill(&open);
     let stats = open.store.stats().unwrap().catalog;
-    assert_eq!(stats.capacity_bytes, 24 * MIB, "the capacity covers all directories");
+    assert_eq!(stats.capacity_bytes, 24 * MIB, "the capacity must cover all directories");
     assert!(stats.paths.iter().all(|path| path.used_bytes > 0), "{:?}", stats.paths);
     open.close();
     for again in [listed(&["/b", "/a"]), Options { further_dirs: None, ..listed(&[]) }] {

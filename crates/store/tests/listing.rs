@@ -55,7 +55,7 @@ fn unchained_lease_covers_all_present_pages() {
     put(&open.store, &scope, &keys[..1], None);
     put(&open.store, &scope, &keys[3..], None);
     let leased = open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap();
-    assert_eq!(leased.pages, 1, "a lease counts the pages before the first missing page");
+    assert_eq!(leased.pages, 1, "a lease must count only the pages before a missing page");
     for name in 10..40 {
         try_put(&open.store, &filler, &sequence(name, 6), None).unwrap();
     }

@@ -145,7 +145,7 @@ fn refused_round_fails_its_leader_only() {
         let disk = Disk::new(First::Refused);
         let (results, rounds) = together(&disk, CALLERS);
         let failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
-        assert_eq!(failed.len(), 1, "only the leader fails: the next caller leads a new round");
+        assert_eq!(failed.len(), 1, "only the leader must fail: the next caller leads a new round");
         assert_eq!(failed[0].kind(), ErrorKind::Retry);
         assert!((2..=CALLERS).contains(&rounds));
         assert!(disk.rounds.check().is_ok());

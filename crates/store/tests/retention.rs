@@ -91,7 +91,7 @@ fn only_later_end_counts_as_retention() {
     }
     assert_eq!(counter(&open, "runs_retained"), 4);
     put_until(&open.store, &scope, &keys[..4], until(60_000));
-    assert_eq!(counter(&open, "runs_retained"), 6, "a later end counts as a further retention");
+    assert_eq!(counter(&open, "runs_retained"), 6, "a later end must count as a further retention");
     open.close();
 }
 

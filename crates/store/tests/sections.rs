@@ -193,7 +193,7 @@ fn ticket_announces_every_section() {
     let long = Some(Duration::from_secs(60));
     let ticket = submit(Some(Sections::new(vec![LAYER, bytes as u64]).unwrap())).unwrap();
     assert!(ticket.wait_section(0, long) && ticket.wait_section(1, long));
-    assert!(ticket.wait_section(7, long), "a wait for an unknown section ends with the ticket");
+    assert!(ticket.wait_section(7, long), "a wait for an unknown section must end with the ticket");
     assert_eq!(ticket.wait(Some(Duration::ZERO)).unwrap().pages, keys.len());
     let plain = submit(None).unwrap();
     assert!(plain.wait_section(0, long) && plain.done());

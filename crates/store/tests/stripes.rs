@@ -61,7 +61,8 @@ fn one_put_uses_every_volume_equally() {
     open.close();
 }
 
-/// The explorer sets this option, so that its short pages are divided as long pages are.
+/// The explorer sets the option `long_page_bytes`, so that its short pages are divided as long pages
+/// are.
 #[test]
 fn page_above_a_smaller_threshold_is_on_both_volumes() {
     const SHORT: u64 = 800 << 10;

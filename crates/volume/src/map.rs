@@ -270,7 +270,7 @@ mod tests {
         assert!(file.allocated().unwrap() >= BYTES);
         let mut bytes = vec![1; BYTES as usize];
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
-        assert!(bytes.iter().all(|byte| *byte == 0), "a new segment holds zeroes");
+        assert!(bytes.iter().all(|byte| *byte == 0), "a new segment must hold zeroes");
         if outcome.is_ok() {
             let other = Map::new(&file, BYTES).unwrap().unwrap();
             other.fault_in(0..BYTES).unwrap();

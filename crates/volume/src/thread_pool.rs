@@ -250,7 +250,7 @@ mod tests {
         assert!(!all.pool.wait_ended(Instant::now() + Duration::from_millis(20)));
         all.open();
         assert!(all.pool.wait_ended(Instant::now() + LONG));
-        assert!(all.started.1.try_recv().is_err(), "the queued job did not run");
+        assert!(all.started.1.try_recv().is_err(), "the queued job must not run");
         assert_eq!(all.pool.pending(), 0);
     }
 

@@ -90,9 +90,9 @@ fn check_rules(header: u32, page: u32, pages: u32, extents: &[Extent]) {
     assert_eq!(total, header + page * pages);
     assert!(extents.len() <= RUN_EXTENTS_MAX);
     if page <= LONG_PAGE_UNITS {
-        assert!(extents[0].units >= header + page, "header and page 0 are contiguous");
+        assert!(extents[0].units >= header + page, "header and page 0 must be contiguous");
     } else {
-        assert!(extents[0].units >= header + PIECE_UNITS, "header and 256 KiB are contiguous");
+        assert!(extents[0].units >= header + PIECE_UNITS, "header and 256 KiB must be contiguous");
     }
     let place = ritornello_format::Place {
         header_units: header,
@@ -103,7 +103,7 @@ fn check_rules(header: u32, page: u32, pages: u32, extents: &[Extent]) {
     for number in 0..pages {
         let pieces = place.page(number);
         if page <= WHOLE_PAGE_UNITS {
-            assert_eq!(pieces.len(), 1, "small pages are whole");
+            assert_eq!(pieces.len(), 1, "small pages must be whole");
         }
         assert!(pieces.len() == 1 || pieces.iter().all(|piece| piece.units >= PIECE_UNITS));
     }
@@ -141,7 +141,7 @@ fn run(volumes: usize, actions: Vec<Action>) {
                     assert!(reserve == Reserve::Use || left >= space.reserve_units());
                     break;
                 }
-                assert_eq!(space.free_units(), free, "a refusal changes nothing");
+                assert_eq!(space.free_units(), free, "a refusal must change nothing");
                 let Some(id) = space.next_segment() else { break };
                 space.add_segment(id).unwrap();
                 assert!(model.segments.insert(id));
@@ -179,7 +179,7 @@ fn run(volumes: usize, actions: Vec<Action>) {
         space.free(run).unwrap();
     }
     assert_eq!(space.free_units(), space.total_units());
-    assert_eq!(space.stats().holes, model.segments.len() as u64, "one hole for each segment");
+    assert_eq!(space.stats().holes, model.segments.len() as u64, "each segment must be one hole");
 }
 
 proptest! {

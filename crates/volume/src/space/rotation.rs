@@ -109,7 +109,7 @@ mod tests {
         rotation.take(0, 5);
         assert_eq!(rotation.order(), [1, 2, 0]);
         rotation.take(1, 1);
-        assert_eq!(rotation.order(), [2, 1, 0], "the volume with the fewest bytes is first");
+        assert_eq!(rotation.order(), [2, 1, 0], "the volume with the fewest bytes must be first");
         assert_eq!(taken(&mut Rotation::new(3), 9, |_| true), [3, 3, 3]);
     }
 

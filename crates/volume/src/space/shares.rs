@@ -280,7 +280,7 @@ mod tests {
         grow(&mut space, 1);
         space.resume_growth(0);
         grow(&mut space, 100);
-        assert_eq!(space.segments_by_volume(), [3, 3], "volume 1 keeps the segment it took");
+        assert_eq!(space.segments_by_volume(), [3, 3], "volume 1 must keep the segment it took");
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
         space.stop_growth(0);
         assert_eq!((space.next_segment(), space.capacity_units()), (None, 200));
         space.lend_share(0);
-        assert_eq!(space.capacity_units(), 400, "the segment of volume 2 counts as borrowed");
+        assert_eq!(space.capacity_units(), 400, "the segment of volume 2 must count as borrowed");
         assert_eq!(space.next_segment(), Some(SegmentId::new(1, 1)));
         space.lend_share(1);
         assert_eq!((space.next_segment(), space.capacity_units()), (None, 200));

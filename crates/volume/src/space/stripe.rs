@@ -136,7 +136,7 @@ mod tests {
             let shares = units_by_volume(&extents, 4);
             assert_eq!(shares.iter().sum::<u32>(), page + 2);
             assert!(shares.iter().all(|share| share.abs_diff(page / 4) <= 4), "{shares:?}");
-            assert_eq!(space.segments_by_volume(), [1; 4], "each volume grows by one segment");
+            assert_eq!(space.segments_by_volume(), [1; 4], "each volume must grow by one segment");
         }
     }
 

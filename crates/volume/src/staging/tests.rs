@@ -44,7 +44,7 @@ fn calls_that_do_not_wait_leave_memory_to_a_waiter() {
         std::thread::yield_now();
     }
     drop(rest);
-    assert!(staging.try_take(1).is_none(), "free memory is left to the waiter");
+    assert!(staging.try_take(1).is_none(), "free memory must be left to the waiter");
     drop(held);
     let buffer = waiter.join().unwrap();
     assert_eq!(buffer.unwrap().bytes().len(), 2 << 20);

@@ -338,7 +338,7 @@ mod tests {
         let runs: Vec<Run> = (0..=u8::MAX).map(|volume| run(&[volume])).collect();
         let lanes = lanes(&runs, 20, 4);
         assert_eq!(lanes.len(), LANES_MAX);
-        assert_eq!(lanes[3].1, 20 * 16, "each lane has the bytes of its 16 volumes");
+        assert_eq!(lanes[3].1, 20 * 16, "each lane must have the bytes of its 16 volumes");
     }
 
     const SECOND: Duration = Duration::from_secs(1);
