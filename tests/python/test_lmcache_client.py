@@ -67,7 +67,7 @@ def get(client: NativeClient, keys: list[str], nbytes: int) -> tuple[list[bool],
     return done[3], out
 
 
-def there(client: NativeClient, keys: list[str]) -> list[bool]:
+def exists(client: NativeClient, keys: list[str]) -> list[bool]:
     done = completed(client, client.submit_batch_exists(keys))
     assert done[1] and done[3] is not None
     return done[3]
@@ -111,7 +111,7 @@ def test_each_key_has_its_own_result(client: NativeClient) -> None:
     keys = texts(9)
     put(client, keys[1::3] + keys[2::3], 64 * KIB)
     expected = [False, True, True] * 3
-    assert there(client, keys) == expected
+    assert exists(client, keys) == expected
     ok, out = get(client, keys, 64 * KIB)
     assert ok == expected, "objects after a missing object must be loaded as well"
     for key, page, is_there in zip(keys, out, ok, strict=True):
@@ -121,7 +121,7 @@ def test_each_key_has_its_own_result(client: NativeClient) -> None:
 def test_different_size_is_miss(client: NativeClient) -> None:
     keys = texts(3)
     put(client, keys, 64 * KIB)
-    assert there(client, keys) == [True] * 3
+    assert exists(client, keys) == [True] * 3
     for nbytes in (32 * KIB, 128 * KIB, 64 * KIB - 1):
         ok, out = get(client, keys, nbytes)
         assert ok == [False] * 3
@@ -138,8 +138,8 @@ def test_batch_of_mixed_sizes_models_salts_is_loaded(client: NativeClient) -> No
     assert done[3] == [True] * 6
     for page, got in zip(pages, out, strict=True):
         assert (page == got).all()
-    assert there(client, texts(2, salt="stranger")) == [False] * 2
-    assert there(client, [*texts(1), "no key at all"]) == [True, False]
+    assert exists(client, texts(2, salt="stranger")) == [False] * 2
+    assert exists(client, [*texts(1), "no key at all"]) == [True, False]
 
 
 def test_log_names_object_too_large_for_the_store(client: NativeClient, core_log: CoreLog) -> None:
@@ -150,7 +150,7 @@ def test_log_names_object_too_large_for_the_store(client: NativeClient, core_log
     (line,) = core_log.take("too large")
     assert "a page is too large for this store: raise the capacity" in line
     assert f"page_bytes={40 << 20}" in line
-    assert there(client, long) == [False]
+    assert exists(client, long) == [False]
     assert client._objects.store.meter.take()["skipped_pages:invalid"] == 1
     assert put(client, short, 64 * KIB)[1]
     assert get(client, short, 64 * KIB)[0] == [True]
@@ -172,7 +172,7 @@ def test_partial_put_fails(client: NativeClient) -> None:
     number = client.submit_batch_set([*texts(1), "nonsense"], views([page, page.copy()]))
     _, ok, why, _ = completed(client, number)
     assert not ok and why
-    assert there(client, texts(1)) == [True]
+    assert exists(client, texts(1)) == [True]
 
 
 def test_oversized_object_is_not_stored(client: NativeClient) -> None:
@@ -190,7 +190,7 @@ def test_deleted_objects_are_misses(client: NativeClient) -> None:
     asked = [keys[1], keys[4], *texts(1, start=50)]
     done = completed(client, client.submit_batch_delete(asked))
     assert done[1:] == (True, "", [True, True, False])
-    assert there(client, keys) == [True, False, True, True, False, True]
+    assert exists(client, keys) == [True, False, True, True, False, True]
 
 
 def test_objects_survive_restart(where: Path) -> None:
@@ -199,7 +199,7 @@ def test_objects_survive_restart(where: Path) -> None:
     put(first, keys, 64 * KIB)
     first.close()
     second = NativeClient(path=str(where))
-    assert there(second, keys) == [True] * 8, "a new client must learn the sizes from the store"
+    assert exists(second, keys) == [True] * 8, "a new client must learn the sizes from the store"
     ok, out = get(second, keys, 64 * KIB)
     assert ok == [True] * 8
     assert (out == np.stack(bytes_of(keys, 64 * KIB))).all()
@@ -211,7 +211,7 @@ def test_namespaces_are_separate(where: Path) -> None:
     put(with_one, texts(2), 8 * KIB)
     with_one.close()
     with_other = NativeClient(path=str(where), namespace="other")
-    assert there(with_other, texts(2)) == [False] * 2
+    assert exists(with_other, texts(2)) == [False] * 2
     with_other.close()
 
 
@@ -219,7 +219,7 @@ def test_full_store_keeps_latest_objects(client: NativeClient) -> None:
     keys = texts(80)
     for start in range(0, 80, 4):
         assert put(client, keys[start : start + 4], 2 << 20)[1]
-    found = there(client, keys)
+    found = exists(client, keys)
     assert found[-4:] == [True] * 4
     assert not all(found)
     for ok, key in zip(found, keys, strict=True):
@@ -233,7 +233,7 @@ def test_unopenable_store_serves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     client = NativeClient(path=str(tmp_path / "file"))
     keys, page = texts(1), np.zeros(4 * KIB, np.uint8)
-    assert there(client, keys) == [False]
+    assert exists(client, keys) == [False]
     assert not completed(client, client.submit_batch_set(keys, views([page])))[1]
     assert completed(client, client.submit_batch_get(keys, views([page])))[3] == [False]
     assert completed(client, client.submit_batch_delete(keys))[3] == [False]
@@ -280,7 +280,7 @@ def test_client_survives_killed_owner(where: Path) -> None:
             ok, out = get(client, batch, 64 * KIB)
             for key, page, is_there in zip(batch, out, ok, strict=True):
                 assert not is_there or (page == page_of(key.encode(), 64 * KIB)).all()
-        assert all(there(client, texts(8, start=900)))
+        assert all(exists(client, texts(8, start=900)))
         client.close()
 
 
@@ -340,12 +340,12 @@ def test_objects_of_a_size_first_put_by_another_client_are_found(where: Path) ->
     with owner_of(where) as owner:
         one, two = (NativeClient(path=str(where)) for _ in range(2))
         keys = texts(2)
-        assert there(two, keys) == [False] * 2
+        assert exists(two, keys) == [False] * 2
         put(one, keys, 24 * KIB)
         until = time.monotonic() + 60
-        while not all(there(two, keys)) and time.monotonic() < until:
+        while not all(exists(two, keys)) and time.monotonic() < until:
             time.sleep(0.2)
-        assert all(there(two, keys))
+        assert all(exists(two, keys))
         one.close()
         two.close()
         os.kill(owner.pid, signal.SIGTERM)
@@ -361,7 +361,7 @@ def weak_texts(count: int) -> list[str]:
 def test_weak_hashes_are_refused(where: Path, caplog: pytest.LogCaptureFixture) -> None:
     client, keys = NativeClient(path=str(where)), weak_texts(3)
     assert put(client, keys, 4 * KIB)[1:3] == (False, "at least one object was not stored")
-    assert there(client, keys) == [False] * 3
+    assert exists(client, keys) == [False] * 3
     assert get(client, keys, 4 * KIB)[0] == [False] * 3
     mixed = [*keys, *texts(3)]
     assert put(client, mixed, 4 * KIB)[1] is False
@@ -376,7 +376,7 @@ def test_weak_hashes_are_served_if_permitted(where: Path, caplog: pytest.LogCapt
     (where / "policy.toml").write_text("allow_weak_hashes = true")
     client, keys = NativeClient(path=str(where)), weak_texts(3)
     assert put(client, keys, 4 * KIB)[1]
-    assert there(client, keys) == [True] * 3
+    assert exists(client, keys) == [True] * 3
     client.close()
     assert not caplog.messages
 

@@ -71,9 +71,12 @@ def step(side: SchedulerSide, asked: Any, tokens: int, *, loads: bool = False) -
     return metadata
 
 
-def over(
+def end_step(
     side: SchedulerSide, metadata: Any, *invalid: int, failed: frozenset[str] = frozenset()
 ) -> None:
+    """Reports the end of a step to the scheduler's side. `invalid`: the blocks that loads did not
+    fill. `failed`: the requests whose load failed, if vLLM cannot name the blocks.
+    """
     side.complete_step(WorkerReport(step=metadata.step), {*invalid}, set(), failed)
 
 
@@ -96,7 +99,7 @@ def test_saves_wait_for_outcome_of_foreign_load(side: SchedulerSide) -> None:
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     assert saved(first) == []
     assert first.step == 1
-    over(side, first)
+    end_step(side, first)
     second = step(side, asked, 1)
     assert saved(second) == [(0, (100, 101, 102, 103))]
     assert second.step == 0
@@ -107,7 +110,7 @@ def test_failed_foreign_load_is_saved_after_recompute(side: SchedulerSide, block
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     asked.num_computed_tokens = TOKENS  # vLLM recomputes from the first block that failed
-    over(side, first, 101)
+    end_step(side, first, 101)
     assert {101, 102, 103} <= blocks.evicted
     second = step(side, asked, 300 - TOKENS)
     assert saved(second) == [(0, (100, 101, 102, 103))]
@@ -126,7 +129,7 @@ def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: 
     lent.num_computed_tokens = TOKENS
     sharing.num_computed_tokens = 2 * TOKENS  # `lent` recomputes block 101, which `sharing` has
     other.num_computed_tokens = 300
-    over(side, first, 101)
+    end_step(side, first, 101)
     again = {"r": 300 - TOKENS, "s": 300 - 2 * TOKENS, "o": 1}
     second = side.plan(step_of(again, has_sync_kv_loads=False))
     assert {save.request: save.pages.first for save in second.saves} == {"r": 0, "o": 0}
@@ -139,8 +142,8 @@ def test_saves_of_steps_in_flight_wait_for_earlier_load(side: SchedulerSide) -> 
     second = step(side, asked, TOKENS)
     assert saved(first) == saved(second) == []
     asked.num_computed_tokens = 0
-    over(side, first, 100)
-    over(side, second)
+    end_step(side, first, 100)
+    end_step(side, second)
     third = step(side, asked, 2 * TOKENS)
     assert saved(third) == [(0, (100, 101))]
 
@@ -152,7 +155,7 @@ def test_steady_foreign_loads_do_not_starve_saves(side: SchedulerSide) -> None:
     for _ in range(6):
         metadata = step(side, asked, TOKENS, loads=True)
         pages += [page for _, held in saved(metadata) for page in held]
-        over(side, metadata)
+        end_step(side, metadata)
     assert pages == [100, 101, 102, 103, 104, 105]
 
 
@@ -164,7 +167,7 @@ def test_overlapping_steps_do_not_starve_saves(side: SchedulerSide) -> None:
         metadata = step(side, asked, TOKENS, loads=True)
         pages += [page for _, held in saved(metadata) for page in held]
         if before is not None:
-            over(side, before)
+            end_step(side, before)
         before = metadata
     assert pages == [100, 101, 102, 103, 104]
 
@@ -174,7 +177,7 @@ def test_finished_request_keeps_blocks_until_saved(side: SchedulerSide) -> None:
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     assert side.request_finished("r") is True
-    over(side, first)
+    end_step(side, first)
     last = step(side, asked, 0)
     assert saved(last) == [(0, (100, 101, 102, 103))]
     assert last.finished_sending == ("r",)
@@ -186,7 +189,7 @@ def test_finished_request_with_failed_load_is_freed(side: SchedulerSide) -> None
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     assert side.request_finished("r") is True
-    over(side, first, 101)
+    end_step(side, first, 101)
     last = step(side, asked, 0)
     assert (saved(last), last.finished_sending) == ([], ("r",))
 
@@ -196,7 +199,7 @@ def test_preempted_request_drops_deferred_saves(side: SchedulerSide, blocks: Sha
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     blocks.tables["r"] = ([], [])
-    over(side, first)
+    end_step(side, first)
     assert step(side, asked, 0) is IDLE
     assert side.request_finished("r") is False
 
@@ -205,7 +208,7 @@ def test_readmission_drops_deferred_saves(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
-    over(side, first)
+    end_step(side, first)
     admit(side, asked)
     second = step(side, asked, TOKENS)
     assert saved(second) == [(0, (100,))]
@@ -217,7 +220,7 @@ def test_blocks_out_of_window_are_not_saved(blocks: Shared) -> None:
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     blocks.tables["r"] = (BLOCKS[0], [0, 0, *BLOCKS[1][2:]])
-    over(side, first)
+    end_step(side, first)
     assert saved(step(side, asked, 1)) == [(0, (100, 101, 102, 103)), (2, (202, 203))]
 
 
@@ -227,7 +230,7 @@ def test_reset_drops_deferred_saves(side: SchedulerSide) -> None:
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
     assert side.request_finished("r") is True
     side.reset()
-    over(side, first)
+    end_step(side, first)
     last = step(side, asked, 0)
     assert (saved(last), last.finished_sending) == ([], ("r",))
 
@@ -236,7 +239,7 @@ def test_failed_request_drops_deferred_saves(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
-    over(side, first, failed=frozenset({"r"}))
+    end_step(side, first, failed=frozenset({"r"}))
     assert saved(step(side, asked, 0)) == []
 
 
@@ -245,9 +248,9 @@ def test_failure_of_later_step_drops_saves_that_are_ready(side: SchedulerSide) -
     admit(side, asked, TOKENS)
     first = step(side, asked, TOKENS, loads=True)
     second = step(side, asked, TOKENS, loads=True)
-    over(side, first)
+    end_step(side, first)
     asked.num_computed_tokens = 0
-    over(side, second, 100)
+    end_step(side, second, 100)
     assert saved(step(side, asked, TOKENS)) == [(0, (100,))]
 
 
@@ -313,7 +316,7 @@ def test_connector_that_fills_dummy_blocks_is_refused() -> None:
     assert "DecodeBenchConnector" in composition.unsupported_reason(engine("DecodeBenchConnector"))
 
 
-def test_requests_wait_for_facts_of_all_workers() -> None:
+def test_requests_wait_for_memory_layouts_of_all_workers() -> None:
     facts_of_workers = FactsCollector(2)
     facts = ShardFacts()
     assert facts_of_workers.pending()
@@ -325,14 +328,14 @@ def test_requests_wait_for_facts_of_all_workers() -> None:
     assert facts_of_workers.add({(0, 0): facts}) is None
 
 
-def test_wait_for_facts_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_memory_layouts_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     facts_of_workers = FactsCollector(1)
     assert facts_of_workers.pending()
     monkeypatch.setattr(composition, "FACTS_SECONDS", 0.0)
     assert not facts_of_workers.pending()
 
 
-def test_reports_aggregate_facts_and_step() -> None:
+def test_aggregated_report_has_memory_layouts_of_all_workers() -> None:
     one = WorkerReport(step=3, facts={(0, 0): ShardFacts()})
     two = WorkerReport(step=3, facts={(0, 1): ShardFacts(unsupported_reason="no")})
     both = one.aggregate(two)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from scheduler_support import Blocks, keep, request, run, step_of
 from scheduler_support import side_of as alone
-from test_vllm_composition import Shared, admit, over, saved
+from test_vllm_composition import Shared, admit, end_step, saved
 from test_vllm_composition import side_of as composed
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
@@ -63,7 +63,7 @@ def test_foreign_failed_block_outside_window_prevents_saves() -> None:
     first = side.plan(step_of(scheduled, has_sync_kv_loads=True))
     assert saved(first) == []
     lent.num_computed_tokens, other.num_computed_tokens = TOKENS, 8 * TOKENS
-    over(side, first, 101)
+    end_step(side, first, 101)
     second = plan(side, r=5 * TOKENS, s=1)
     assert not [save for save in second.saves if save.request == "s"]
 
@@ -101,7 +101,7 @@ def test_complete_load_does_not_repair_shared_failed_block(beside: bool) -> None
     first = side.plan(step_of({"r": TOKENS}, has_sync_kv_loads=beside))
     one.num_computed_tokens = TOKENS
     if beside:
-        over(side, first, 101)
+        end_step(side, first, 101)
     else:
         side.complete_step(WorkerReport(failed={"r"}, unsaved=[("r", 0, 1)]), {101}, set())
         side.complete_step(None, set(), {"b"})
