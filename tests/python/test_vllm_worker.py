@@ -96,7 +96,7 @@ def test_failed_load_cancels_no_save_of_earlier_steps(side: WorkerSide, store: F
     assert report.unsaved == [("a", 0, 4)]
 
 
-def test_worker_reports_facts_on_request(side: WorkerSide) -> None:
+def test_worker_reports_its_memory_layout_on_request(side: WorkerSide) -> None:
     side.save(StepMetadata())
     assert side.results.take_report() is None
     side.save(StepMetadata(request_facts=True))
@@ -363,6 +363,9 @@ def test_worker_without_kv_caches_is_unsupported(store: FakeStore, meter: StepMe
     assert "no KV cache was registered" in side.facts().unsupported_reason
 
 
+# The event "protect": the store makes the engine's later work wait for the reads of a save.
+
+
 def test_step_waits_for_saves_of_freed_requests(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = ["late", "late"]
     side.save(saving("r", KEYS[0]))
@@ -385,7 +388,7 @@ def test_every_step_waits_for_saves_of_windows(store: FakeStore, meter: StepMete
     assert store.events.count("protect") == 1
 
 
-def test_save_of_sent_request_is_protected_at_once(side: WorkerSide, store: FakeStore) -> None:
+def test_engine_waits_for_save_of_sent_request(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = ["late", "late"]
     side.save(replace(saving("r", KEYS[0]), finished_sending=("s",)))
     assert "protect" not in store.events
@@ -393,7 +396,7 @@ def test_save_of_sent_request_is_protected_at_once(side: WorkerSide, store: Fake
     assert store.events.count("protect") == 1
 
 
-def test_earlier_save_of_sent_request_is_protected(side: WorkerSide, store: FakeStore) -> None:
+def test_engine_waits_for_earlier_save_of_sent_request(side: WorkerSide, store: FakeStore) -> None:
     """The request's later saves were dropped, so its last step saves nothing."""
     store.outcomes = ["late"]
     side.save(replace(saving("r", KEYS[0]), step=1))
@@ -402,7 +405,7 @@ def test_earlier_save_of_sent_request_is_protected(side: WorkerSide, store: Fake
     assert store.events.count("protect") == 1
 
 
-def test_sent_request_is_protected_in_a_step_that_may_not_save(
+def test_engine_waits_for_sent_request_if_step_cannot_save(
     side: WorkerSide, store: FakeStore
 ) -> None:
     store.outcomes = ["late"]
@@ -489,7 +492,7 @@ def test_fatal_error_of_a_broken_device_keeps_the_store(
 
 
 @pytest.mark.parametrize("protects", [True, False])
-def test_save_that_cannot_be_protected_is_cancelled(meter: StepMeter, protects: bool) -> None:
+def test_save_is_cancelled_if_engine_cannot_wait_for_it(meter: StepMeter, protects: bool) -> None:
     cancelled = []
     ticket: Any = SimpleNamespace(cancel=lambda: cancelled.append(True))
     memory: Any = SimpleNamespace(protect=lambda _: protects)
