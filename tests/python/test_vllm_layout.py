@@ -82,7 +82,7 @@ def test_invalid_layouts_are_refused(tensor: Tensor, blocks: int, why: str) -> N
         spans({"l.0": tensor}, ["l.0"], blocks)
 
 
-def test_device_memory_is_refused() -> None:
+def test_memory_of_unexpected_device_is_refused() -> None:
     tensor = Tensor(0, SHAPE)
     tensor.device = "cuda"
     with pytest.raises(LayoutError, match="cuda memory"):

@@ -66,7 +66,7 @@ def test_stored_pages_that_the_gate_did_not_choose_are_declined(
         ((1,), {"probed_pages": 4, "hit_pages": 1, "not_found": 3}),
     ],
 )
-def test_pages_of_groups_with_other_lengths_are_counted_alike(
+def test_groups_with_different_page_lengths_share_one_count(
     store: FakeStore, second_group: tuple[int, ...], expected: dict[str, float]
 ) -> None:
     wide = cache_group(stages=(("l.2",),), tokens=2 * TOKENS)

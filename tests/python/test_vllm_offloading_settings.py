@@ -145,7 +145,7 @@ def test_default_host_memory_is_share_of_machine() -> None:
     )
 
 
-def test_host_memory_without_room_is_refused() -> None:
+def test_host_memory_smaller_than_a_chunk_is_refused() -> None:
     assert host_rows(8 * MIB, 2 * MIB) == 4
     with pytest.raises(ValueError, match=r"no room for a chunk of 2097152 bytes.*--shm-size"):
         host_rows(MIB, 2 * MIB)

@@ -110,7 +110,7 @@ def test_aborted_asynchronous_load_counts_nothing(apart: SchedulerSide, store: F
 
 
 @pytest.mark.parametrize("tiers", [False, True])
-def test_reported_prefills_time_the_loaded_tokens(tmp_path: Path, tiers: bool) -> None:
+def test_saved_time_is_estimated_from_reported_prefills(tmp_path: Path, tiers: bool) -> None:
     disk = tmp_path / "disk"
     words: dict[str, Any] = {"path": str(disk), "capacity": "640MiB"}
     if tiers:

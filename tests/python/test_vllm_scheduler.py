@@ -414,7 +414,7 @@ def test_blocks_outside_window_are_not_saved(store: FakeStore, blocks: Blocks) -
     assert len(run(side, request(5 * TOKENS, name="q")).saves) == 1
 
 
-def test_pages_are_named_by_last_hash(store: FakeStore, blocks: Blocks) -> None:
+def test_key_of_page_is_its_last_block_hash(store: FakeStore, blocks: Blocks) -> None:
     model = identity(cache_group(tokens=2 * TOKENS), hash_tokens=TOKENS)
     side = side_of(store, blocks, model)
     asked = request(5 * TOKENS)

@@ -223,7 +223,7 @@ def test_longer_sequence_extends_stored_one(rig: TierHarness) -> None:
     assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
 
 
-def test_gap_splits_job_into_parts(rig: TierHarness) -> None:
+def test_job_with_gap_stores_and_loads_all_its_chunks(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     some = [*KEYS[:3], *KEYS[6:9]]
     assert rig.save(request, some).ok == [True] * 6
@@ -495,7 +495,7 @@ def test_closed_tier_allows_unmapping_host_tier(where: Path) -> None:
     rig.memory.close()
 
 
-def test_consecutive_keys_are_found() -> None:
+def test_key_sequence_orders_keys_by_position() -> None:
     group = Group(0, TOKENS, chained=True)
     request = Request("r").over(KEYS[:4])
     order = KeySequence(group)

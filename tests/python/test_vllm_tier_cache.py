@@ -115,7 +115,7 @@ def test_remote_receives_chunks_that_are_passed_out_of_order(machine: Machine) -
     assert other.right(keys) == [True] * 4
 
 
-def test_lookup_after_computed_chunks_passes_keys_of_whole_prompt(other: TierHarness) -> None:
+def test_chunks_after_computed_chunks_are_found_in_remote(other: TierHarness) -> None:
     request = other.begin("s", KEYS)
     assert other.hits(request, KEYS[4:]) == 8
     assert other.load(request, KEYS[4:]).ok == [True] * 8
@@ -394,7 +394,7 @@ def find_and_load_states(rig: TierHarness) -> None:
     assert rig.leases() == 0
 
 
-def test_state_at_end_of_found_prefix_is_loaded(saved_states: TierHarness) -> None:
+def test_last_state_in_found_prefix_is_loaded(saved_states: TierHarness) -> None:
     find_and_load_states(saved_states)
     assert stats(saved_states)["prefetch"]["pages"] == 0
 
@@ -420,7 +420,7 @@ def test_only_last_window_is_fetched(machine: Machine, window: int) -> None:
     assert stats(other)["prefetch"]["pages"] == 12 + window
 
 
-def test_late_windows_are_found_on_this_machine_only(
+def test_windows_after_time_limit_are_found_on_this_machine_only(
     machine: Machine, saved_states: TierHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_lookups, "WINDOWS_SECONDS", 0.0)

@@ -79,7 +79,7 @@ def test_chunks_found_later_are_recorded(rig: TierHarness, steps: Steps, noted: 
     assert noted.take() == [("r", "loaded", 8, 5, 5, ""), ("r", "loaded", 3, 2, 2, "")]
 
 
-def test_each_lookup_of_the_store_is_recorded_at_most_once(
+def test_lookup_repeated_with_same_result_is_recorded_once(
     rig: TierHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = Noted(rig, monkeypatch)

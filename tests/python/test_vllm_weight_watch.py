@@ -185,7 +185,9 @@ def test_announced_changes_read_no_parameters(
     assert calls == ["take_baseline"]
 
 
-def test_write_before_next_computing_step_is_not_counted(worker: Worker, model: Model) -> None:
+def test_write_between_announced_change_and_step_is_not_counted(
+    worker: Worker, model: Model
+) -> None:
     worker.reload_weights()
     model.parameter().write(7)
     worker.execute_model(steps(tokens=0))
