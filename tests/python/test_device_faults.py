@@ -273,7 +273,7 @@ print("done")
 """
 
 
-def test_engine_runs_with_a_driver_that_lacks_any_function(folder: Path, tmp_path: Path) -> None:
+def test_engine_runs_if_driver_lacks_one_required_function(folder: Path, tmp_path: Path) -> None:
     for name in ("empty", "whole"):
         (tmp_path / name).mkdir()
     empty, whole = tmp_path / "empty/libcuda.so.1", tmp_path / "whole/libcuda.so.1"

@@ -51,7 +51,7 @@ def test_unusable_tier_lists_are_refused_in_one_line(tiers: list[str], advice: s
     assert "\n" not in str(refused.value)
 
 
-def test_directories_are_read_from_disk_tier() -> None:
+def test_settings_take_directories_from_disk_tier() -> None:
     settings = Settings.parse({"tiers": ["disk /a/kv /b/kv 4GiB rate=1MiB", "file:///far"]})
     assert settings.directories == ("/a/kv", "/b/kv")
     assert settings.has_remote

@@ -91,7 +91,7 @@ def test_destroy_removes_unused_store(where: Path) -> None:
     assert not where.exists()
 
 
-def test_directory_without_store_is_refused(tmp_path: Path) -> None:
+def test_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InvalidError):
         open_small(tmp_path)

@@ -417,7 +417,7 @@ def test_method_is_wrapped_once() -> None:
     assert wrapped._page_transfer is method
 
 
-def test_transfer_was_read_in_every_tested_version() -> None:
+def test_transfer_sources_were_reviewed_in_every_tested_version() -> None:
     """Before adding a version to `READ_IN`, read its sources: the module
     `ritornello.sglang.transfers` says what must hold in them.
     """

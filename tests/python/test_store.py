@@ -37,7 +37,7 @@ def test_sequence_is_found_to_its_end(store: rt.Store) -> None:
     check(store, CHAIN, KEYS)
 
 
-def test_continuation_requires_its_parent(store: rt.Store) -> None:
+def test_continuation_is_found_only_with_its_parent(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:2])
     assert put(store, CHAIN, KEYS[2:], parent=KEYS[1]) == 4
     assert store.probe(CHAIN, KEYS) == 6
