@@ -182,7 +182,7 @@ def test_other_machine_finds_unchained_pages(tmp_path: Path) -> None:
         assert np.array_equal(out, pages_of(wanted, PAGE))
 
 
-def test_gate_learns_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None:
+def test_gate_uses_recorded_load_and_prefill_times(tmp_path: Path, scope: rt.Scope) -> None:
     keys = keys_of("a", 20)
     with open_cache(tmp_path) as cache:
         put(cache, scope, keys)

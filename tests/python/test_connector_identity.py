@@ -58,7 +58,7 @@ def test_draft_model_is_identified_by_its_weights() -> None:
     assert draft_option(None) != draft_option(None)
 
 
-def test_kv_of_other_dtype_is_scaled() -> None:
+def test_kv_is_scaled_if_its_dtype_is_not_the_models() -> None:
     assert kv_scale_of("auto", ["bfloat16"]) == kv_scale_of("bfloat16", ["bfloat16"]) == "none"
     assert kv_scale_of("fp8", ["bfloat16"]) == "checkpoint"
 

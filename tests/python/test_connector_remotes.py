@@ -243,7 +243,7 @@ def test_unusable_key_file_costs_remote_hits_only(
 # Remotes that are slow, or fail for a time.
 
 
-def test_policy_limits_wait_for_hanging_remote(machine: Machine, held: type[Held]) -> None:
+def test_prefetch_policy_limits_wait_for_hanging_remote(machine: Machine, held: type[Held]) -> None:
     patient = machine("patient", remote="held_remote:Held", prefetch="wait_complete")
     impatient = machine("impatient", remote="held_remote:Held", prefetch="timeout(0.05, 0)")
     keys = patient.keys_of("prompt", PAGES)

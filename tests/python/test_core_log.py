@@ -90,7 +90,7 @@ def test_core_logs_to_stderr_without_handlers(where: Path) -> None:
     assert f" WARNING ritornello.core.store.core.removal: {REMOVED} reason=checksum" in line
 
 
-def test_variable_chooses_levels_of_core_loggers(where: Path) -> None:
+def test_environment_variable_chooses_levels_of_core_loggers(where: Path) -> None:
     script = "get(fill(where), [3])"
     assert not log_of(where, script, RITORNELLO_LOG="error")
     lines = log_of(where, script, RITORNELLO_LOG="error,ritornello_node=info").splitlines()
@@ -125,7 +125,7 @@ get(store, [4])
     assert [REMOVED in line for line in log_of(where, script).splitlines()] == [True, True]
 
 
-def test_lines_go_to_stderr_without_thread(where: Path) -> None:
+def test_lines_go_to_stderr_if_log_thread_cannot_start(where: Path) -> None:
     script = """
 def refuse(self):
     raise RuntimeError("can't start new thread")
@@ -138,7 +138,7 @@ get(store, [3, 4])
 
 
 @pytest.mark.parametrize("value", ["", "warm", "x="])
-def test_program_chooses_level_if_variable_does_not(where: Path, value: str) -> None:
+def test_program_chooses_level_without_valid_environment_variable(where: Path, value: str) -> None:
     script = """
 logging.getLogger("ritornello").setLevel("ERROR")
 get(fill(where), [3])

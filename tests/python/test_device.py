@@ -284,7 +284,7 @@ def test_ways_are_measured_unless_a_way_is_named(device: rt.Device) -> None:
         assert memory.pool(device, way).measured == []
 
 
-def test_freed_slots_return_to_limited_memory(device: rt.Device) -> None:
+def test_pinned_memory_of_freed_slots_is_reused(device: rt.Device) -> None:
     def in_use() -> int:
         used = device.stats()["staging"]["in_use"]
         assert isinstance(used, int)
@@ -315,7 +315,7 @@ def test_memory_may_be_registered_twice(device: rt.Device) -> None:
     assert (memory.read([1, 2]) == UNTOUCHED).all()
 
 
-def test_memory_lives_while_pages_name_it(device: rt.Device) -> None:
+def test_memory_lives_while_pages_refer_to_it(device: rt.Device) -> None:
     memory = separate(4096)
     alive = weakref.ref(memory.arrays[0])
     pages = memory.pool(device).pages([1])
@@ -636,7 +636,7 @@ def test_puts_and_gets_share_pinned_memory(device: rt.Device, where: Path) -> No
     assert all((target.read(places) == content).all() for target, places in targets)
 
 
-def test_blocks_may_change_once_order_has_returned(device: rt.Device, store: rt.Store) -> None:
+def test_blocks_may_change_after_ticket_order_returns(device: rt.Device, store: rt.Store) -> None:
     memory, blocks = large()
     content = memory.read(blocks)
     ticket = store.submit_put(SCOPE, KEYS, memory.pool(device).pages(blocks))

@@ -311,7 +311,7 @@ def test_locks_of_unused_families_expire() -> None:
 # Queries.
 
 
-def test_owner_runs_queries_in_caller() -> None:
+def test_owner_runs_queries_in_callers_thread() -> None:
     from threading import Event, get_ident
 
     owner = [True]

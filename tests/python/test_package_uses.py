@@ -125,7 +125,7 @@ def test_missing_parts_of_an_engine_are_named(
         ),
     ],
 )
-def test_override_takes_what_the_engine_passes(tmp_path: Path, new: str, problem: str) -> None:
+def test_override_must_take_what_the_engine_passes(tmp_path: Path, new: str, problem: str) -> None:
     old = "def load(self, keys, hint=None)"
     changed = {name: text.replace(old, new) for name, text in ENGINE.items()}
     problems = uses(tmp_path, changed).override_problems()

@@ -30,7 +30,7 @@ def test_every_length_is_restorable_without_side_pools() -> None:
         ("unknown_policy", "11111", 1, []),
     ],
 )
-def test_policies_limit_restorable_lengths(
+def test_hit_policy_of_side_pool_limits_restorable_lengths(
     policy: str, present: str, window: int, restorable: list[int]
 ) -> None:
     found = restorable_prefixes("kv", 5, [side(policy, present, window)])

@@ -114,7 +114,7 @@ def test_other_page_size_makes_other_scope() -> None:
     assert scope(page_bytes=BYTES // 2).id != scope().id
 
 
-def test_scope_has_layout_and_page_size_only_as_own_fields() -> None:
+def test_extra_fields_of_scope_omit_layout_and_page_size() -> None:
     described = scope().describe()
     assert not {"layout", "page_bytes"} & set(described["extra"])
     assert described["layout"].startswith("sglang-")

@@ -38,7 +38,9 @@ MIB = 1 << 20
         (12 * MIB, MIB, False),
     ],
 )
-def test_memory_is_huge_if_most_of_its_mappings_is(at: int, nbytes: int, expected: bool) -> None:
+def test_memory_is_huge_if_most_resident_bytes_are_in_huge_pages(
+    at: int, nbytes: int, expected: bool
+) -> None:
     assert is_huge(SMAPS.splitlines(), 0x7F0000000000 + at, nbytes) is expected
 
 

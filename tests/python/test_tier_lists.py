@@ -50,7 +50,7 @@ def test_disk_and_remote_are_accepted(engine: str, tiers: list[str]) -> None:
 
 @pytest.mark.parametrize("engine", PARSERS)
 @pytest.mark.parametrize("word", DEVICE_WORDS)
-def test_device_memory_names_the_engines_setting(engine: str, word: str) -> None:
+def test_refusal_of_device_tier_names_the_engines_setting(engine: str, word: str) -> None:
     _, setting, _ = PARSERS[engine]
     for tiers in ([f"{word} 8GiB", DISK, REMOTE], [f"{word} 8GiB"]):
         text = refusal(engine, tiers)
@@ -59,13 +59,13 @@ def test_device_memory_names_the_engines_setting(engine: str, word: str) -> None
 
 
 @pytest.mark.parametrize("engine", PARSERS)
-def test_host_memory_below_disk_names_the_engines_setting(engine: str) -> None:
+def test_refusal_of_host_tier_below_disk_names_the_setting(engine: str) -> None:
     _, _, setting = PARSERS[engine]
     assert (setting or "first in the list") in refusal(engine, [DISK, "host 8GiB"])
 
 
 @pytest.mark.parametrize("engine", ["vllm_tier", "sglang", "lmcache"])
-def test_host_memory_of_the_engine_is_refused(engine: str) -> None:
+def test_host_tier_that_the_engine_manages_is_refused(engine: str) -> None:
     _, _, setting = PARSERS[engine]
     assert setting in refusal(engine, ["host 8GiB", DISK, REMOTE])
 
