@@ -1,4 +1,4 @@
-"""Moves the debug symbols of a wheel's extension modules into files beside it.
+"""Moves the debug symbols of a wheel's extension modules into files in the folder SYMBOLS.
 
     python packaging/strip_wheel.py WHEEL SYMBOLS
 

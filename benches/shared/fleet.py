@@ -134,8 +134,8 @@ class Fleet(Started):
         return asyncio.run(run())
 
     def speed(self, history: int) -> "Speed":
-        """Measures both engines while they compute new prompts of `history` tokens, one prompt for
-        each engine at a time.
+        """Measures both engines while they compute new prompts of `history` tokens, two prompts at
+        a time. The engines get the prompts in turn.
         """
         scale = self.scale
         documents = LongContext(

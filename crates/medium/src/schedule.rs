@@ -87,7 +87,7 @@ impl MediumFault {
     }
 }
 
-/// One rule of the schedule: which operations match, and which matches fail.
+/// One rule of the schedule: which operations match, and which matches get the fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Matches only operations of this kind; `None` matches any operation.
@@ -218,8 +218,8 @@ impl Schedule {
         self.0.lock().injected
     }
 
-    /// Counts an operation and returns the fault to inject, after the delay of a slow or stalled
-    /// operation.
+    /// Runs the hooks that are due, counts an operation, and returns the fault to inject. A slow or
+    /// stalled operation waits in this call, which then returns `None`.
     pub(crate) fn next(&self, op: Op, path: &Path) -> Option<MediumFault> {
         let due: Vec<_> = {
             let mut script = self.0.lock();

@@ -183,7 +183,7 @@ impl Put<'_> {
     }
 
     /// Reserves and writes the missing pages among the `count` pages starting at `first`. `source`
-    /// has these pages: encoded if `part` is given, otherwise unencoded.
+    /// has these pages. If `part` is given, `source` is this part's pages, some of them encoded.
     fn prepare(
         &self,
         first: usize,

@@ -243,6 +243,9 @@ fn volume_that_fails_writes_returns() {
     let elsewhere: Vec<&Item> =
         kept.iter().filter(|item| !item.volumes(&open).contains(&1)).collect();
     under_load(&[&open.store], &moving, || {
+        // The threads may not have written to the volume yet. This item lies on all volumes, so the
+        // flush has to sync the volume.
+        assert_eq!(items("unflushed", 0)[0].put(&open.store).unwrap().pages, 2);
         for op in [Op::Write, Op::SyncData] {
             schedule.add(Rule::always(MediumFault::Io).on(op).at("/b/"));
         }

@@ -39,10 +39,10 @@ class Type(NamedTuple):
 
 class Hints(NamedTuple):
     """Types that annotations omit. A class is given as its module and name. `results`: the class of
-    a function's result, by the function's name. `parts`, by the name of a class: further classes
-    whose attributes the objects of the class have; an attribute must be in one of these classes.
-    `kinds`, by the name of a class: the subclasses that our package uses; an attribute must be in
-    all of these subclasses.
+    a function's result, by the function's name. For attributes that a class does not declare, by
+    the name of the class: `parts`, further classes whose attributes its objects have (one of these
+    classes must have the attribute); `kinds`, the subclasses that our package uses (all of them
+    must have it).
     """
 
     results: Mapping[str, tuple[str, str]] = {}

@@ -134,7 +134,10 @@ pub fn join(options: &Options, capacity: u64, seed: u64) -> Result<Status, Failu
     let soak_store = workers.stop(Duration::from_secs(100));
     report();
     if !soak_store {
-        return Err(Failure::failed("a call hung in the peer process", "report this"));
+        return Err(Failure::failed(
+            "a thread of the peer process hung or panicked",
+            "report this",
+        ));
     }
     node.close()?;
     Ok(Status::Fine)

@@ -79,8 +79,8 @@ impl SimProcess {
         }
     }
 
-    /// Returns whether the asynchronous write that begins now stays in flight, because the kill
-    /// takes effect at this write.
+    /// Returns whether the asynchronous write that begins now stays in flight: whether the process
+    /// is killed, and [`SimProcess::kill`] permits a further write.
     fn begins_write(&self) -> bool {
         match &mut *self.life.lock() {
             Life { changes: Some(0), in_flight: more @ 1.., dead } => {

@@ -63,7 +63,9 @@ fn text(event: &Event<'_>) -> String {
             format!("ready: process {pid} owns {dir}, {}", bytes(capacity))
         }
         ("waiting", Some(pid), _) => {
-            format!("waiting: process {pid} owns {dir}; this process takes over when it ends")
+            format!(
+                "waiting: process {pid} owns {dir}; this process takes over when that process ends"
+            )
         }
         ("failed", ..) => {
             format!(
@@ -72,7 +74,7 @@ fn text(event: &Event<'_>) -> String {
         }
         ("reopening", ..) => match event.reason {
             None => format!(
-                "reopening: {dir} now leads to another disk or store; the old store is closed, and the path is opened again"
+                "reopening: {dir} no longer leads to the store; the store is closed, and the path is opened again"
             ),
             Some(reason) => format!("reopening: {dir} cannot be opened yet: {reason}"),
         },

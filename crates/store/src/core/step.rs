@@ -8,7 +8,7 @@ pub(crate) const STEP_RUNS: usize = 1024;
 
 /// Approximate maximum of the units evicted under one hold of the core state's lock, which bounds
 /// the delay of waiting threads. The last victim may exceed the maximum by less than two chunks of
-/// 16 MiB, one page and one run header: eviction rounds the units that it cuts off a run up to
-/// whole chunks and pages, and takes the rest of the run too if less than a chunk, or only the
-/// header, would remain.
+/// 16 MiB, one page and one run header: eviction rounds the units that it cuts off a piece up to
+/// whole chunks and pages, and takes the rest of the piece too if less than a chunk would remain;
+/// with the last pages of a run it takes the run's header.
 pub(crate) const STEP_UNITS: u64 = (16 << 20) / UNIT;

@@ -65,7 +65,7 @@ impl KeyRing {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// `Invalid` if the file cannot be read or parsed, if others may read or write it, or if its
+    /// `Invalid` if the file cannot be read or parsed, if others have any access to it, or if its
     /// group may write it. Messages quote only ids from the file.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |why: &str| Error::invalid(why).with("file", path.display());
@@ -84,7 +84,7 @@ impl KeyRing {
         }
         if metadata.mode() & OTHERS != 0 {
             return Err(refused(
-                "the remote's key file can be read by others, or written by its group: chmod 600 it, \
+                "the remote's key file is open to others, or its group can write it: chmod 600 it, \
                  and make new keys if others had access",
             )
             .with("mode", format_args!("{:o}", metadata.mode() & 0o777)));
@@ -103,8 +103,8 @@ impl KeyRing {
     /// Parses the text of a key file.
     ///
     /// # Errors
-    /// `Invalid`, with the number of the line, unless the text has no key at all. The line is not
-    /// quoted: it may hold a key.
+    /// `Invalid`, with the number of the line, or without a number if the text has no key at all.
+    /// The line is not quoted: it may hold a key.
     pub fn parse(text: &str) -> Result<Self> {
         let mut keys: Vec<Key> = Vec::new();
         for (at, line) in text.lines().enumerate() {

@@ -70,8 +70,8 @@ impl Candidate {
         self.volume.in_memory
     }
 
-    /// Whether writes of a killed process can be waited for, which must hold where `io_uring`
-    /// writes. True also if files are not opened with `O_DIRECT`.
+    /// Whether the directory may be used with `io_uring`: writes of a killed process can be waited
+    /// for, or files are not opened with `O_DIRECT`.
     #[must_use]
     pub fn drains(&self) -> bool {
         self.volume.drains || !self.volume.direct

@@ -94,8 +94,8 @@ class TierCache(ChunkStore):
                 return Found(lookup)
             if gate == "never":
                 return Found(lookup, [False] * len(prompt.keys))
-            # `lookup` has leased all chunks that the following `exists` reports, except a chunk
-            # that was stored between the two calls.
+            # `lookup` has leased the chunks that the following `exists` reports, except chunks that
+            # were stored after `keys` was chosen, and chunks beyond the limits on leases.
             try:
                 return Found(lookup, cache.exists(prompt.scope, prompt.keys))
             except BaseException:

@@ -1,7 +1,8 @@
 """Detects changes of a model's parameters without reading all their bytes.
 
 `state_changed` compares the identity, version counter and address of every parameter. The
-comparison detects replaced parameters and in-place operations of PyTorch, in inference mode too.
+comparison detects replaced parameters and, in inference mode too, in-place operations of PyTorch on
+tensors that have a version counter (tensors made in inference mode have none).
 Writes through `.data`, by another process or by a custom kernel leave no trace: `sample_changed`
 reads evenly spaced bytes of every parameter (`SAMPLE_BYTES`) and detects writes that change one of
 these bytes.

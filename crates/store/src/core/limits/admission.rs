@@ -46,7 +46,7 @@ impl PutAdmission {
 
 /// The part of a put that the scope's quota and admission allow.
 pub(crate) struct Admitted {
-    /// Position of the first missing page that gets no space; the number of keys if there is none.
+    /// Position of the first missing page that is not allowed; the number of keys if there is none.
     pub(crate) end: usize,
     /// Why the missing pages at `end` and after it get no space; `None` if there are no such pages.
     pub(crate) refused: Option<Refusal>,

@@ -83,9 +83,9 @@ fn read_window(
     outcomes
 }
 
-/// Begins the next read: maps its run and decodes the run's header. Returns `None` if all pages of
-/// the read have missed, and also, without decoding the header, if part of the run cannot be
-/// mapped: system calls must read such a run.
+/// Begins the next read: maps its run and decodes the run's header. Returns `None` if the header
+/// was not copied: all pages of the read have missed, or part of the run cannot be mapped, and
+/// system calls must read the run. If the header is invalid, all pages have missed too.
 fn begin(job: &mut ReadJob<'_>) -> Option<MappedRun> {
     let run = job.runs.len();
     let (layout, pages) = job.begin(Direct::Any)?;
