@@ -261,7 +261,10 @@ fn wait_without_hang(workers: &Workers, length: Duration) -> Result<(), Failure>
 
 fn call_timed_out() -> Failure {
     Failure::failed(
-        format!("a call has not returned for {} seconds", CALL_TIMEOUT.as_secs()),
+        format!(
+            "a call has not returned for {} seconds, or its thread panicked",
+            CALL_TIMEOUT.as_secs()
+        ),
         "`ritornello doctor DIR`; a stack trace of this process shows details",
     )
 }
