@@ -6,8 +6,8 @@
 use crate::membership::Membership;
 use parking_lot::Mutex;
 use ritornello_store::{
-    CacheCounters, CacheCounts, Catalog, Decision, QueueLengths, REPORTED_DECISIONS_MAX, Request,
-    Store, TransferTotals,
+    CACHE_COUNTS, CacheCounters, CacheCounts, Catalog, Decision, QueueLengths,
+    REPORTED_DECISIONS_MAX, Request, Store, TransferTotals,
 };
 use std::borrow::Cow;
 use std::mem;
@@ -90,7 +90,7 @@ impl Reports {
 
     /// Includes the counts and queues of a cache, until the caller has dropped all its references.
     pub(crate) fn add_cache(&self, counters: Arc<dyn CacheCounters>) {
-        self.sending.lock().counters.push((counters, CacheCounts::default()));
+        self.sending.lock().counters.push((counters, [0; CACHE_COUNTS]));
     }
 
     /// Keeps the counts or the decisions of a report until [`Reports::send`] sends them. Returns
@@ -202,7 +202,7 @@ mod tests {
         struct Counters(AtomicU64);
         impl CacheCounters for Counters {
             fn counts(&self) -> CacheCounts {
-                [self.0.load(Relaxed); 14]
+                [self.0.load(Relaxed); CACHE_COUNTS]
             }
             fn queues(&self) -> CacheQueues {
                 [self.0.load(Relaxed); 6]

@@ -73,6 +73,11 @@ fn metrics_have_counts_of_caches() {
     assert_eq!(value("remote_written_bytes", ""), Some(12e6));
     assert_eq!(value("remote_breaker_openings", ""), Some(13e6));
     assert_eq!(value("remote_breaker_open_seconds", ""), Some(14.0));
+    let sum = |call: &str| {
+        let labels = format!("{{store=\"{store}\",call=\"{call}\"}}");
+        metric(&body, &format!("ritornello_remote_call_seconds_sum{labels}"))
+    };
+    assert_eq!((sum("get"), sum("put")), (Some(16.0), Some(29.0)));
 }
 
 #[test]

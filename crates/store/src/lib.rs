@@ -28,6 +28,7 @@ mod core;
 mod decision;
 mod decision_counts;
 mod directory;
+mod durations;
 mod encode;
 pub mod eviction;
 mod explain;
@@ -80,6 +81,9 @@ pub use decision::{
 };
 pub use decision_counts::DecisionCounts;
 pub use directory::{Directory, POLICY_FILE};
+pub use durations::{
+    DURATION_BOUNDS, DURATION_COUNTS, DurationCounters, DurationCounts, LOOKUP_BOUNDS,
+};
 pub use explanation::{Answer, EXPLAINED_KEYS_MAX, Explanation, KeySpan, OtherScope};
 pub use machine_memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use options::{
@@ -99,9 +103,7 @@ pub use store::{PutOptions, Store, check_sections};
 pub use stored::{StoredCheckpoint, StoredScope, StoredStats, StoredVolume};
 pub use ticket::{CompletionQueue, Ticket};
 pub use time_limit::time_limit;
-pub use transfer_counts::{
-    CacheCounters, CacheCounts, DURATION_BOUNDS, LOOKUP_BOUNDS, TransferTotals,
-};
+pub use transfer_counts::{CACHE_COUNTS, CacheCounters, CacheCounts, TransferTotals};
 pub use transfer_stats::{StoreStats, TransferStats};
 pub use volume_copies::{VOLUME_COPIES, is_volume_copy};
 pub use volumes::open_segments;

@@ -2,24 +2,20 @@
 //! Each process counts its own, and reports them to the owner, whose statistics therefore cover the
 //! calls of all processes.
 
+use crate::durations::{
+    DURATION_BOUNDS, DURATION_COUNTS, FIRST_BUCKET, LOOKUP_BOUNDS, bucket, micros,
+};
 use crate::queue_lengths::CacheQueues;
 use ritornello_volume::transfer::{MissReason, PageOutcome};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds in microseconds of the buckets of the durations of puts and gets. Longer calls are
-/// in no bucket.
-pub const DURATION_BOUNDS: [u64; 11] =
-    [100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
-/// Upper bounds in microseconds of the buckets of the durations of lookups.
-pub const LOOKUP_BOUNDS: [u64; 11] =
-    [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000, 1_000_000];
-
 /// The counts at the beginning of a message, in this order. The buckets of puts, the buckets of
 /// gets, [`MissReason::ALL`], [`PREFILL_NAMES`], [`CACHE_NAMES`], [`LOOKUP_NAMES`], the buckets of
-/// lookups, [`UNREGISTERED_NAMES`] and [`ENCODING_NAMES`] follow. The order is part of the protocol:
-/// further counts come at the end of a message.
+/// lookups, [`UNREGISTERED_NAMES`], [`ENCODING_NAMES`], and the
+/// [`DurationCounts`](crate::DurationCounts) of gets and of puts of remotes follow. The order is part
+/// of the protocol: further counts come at the end of a message.
 const NAMES: [&str; PUT_BUCKETS] = [
     "puts",
     "put_micros",
@@ -56,7 +52,7 @@ const PREFILL_NAMES: [&str; 4] = [
     "prefill_load_micros",
 ];
 const CACHE: usize = PREFILL + PREFILL_NAMES.len();
-/// Names of the counts of a cache: see [`CacheCounts`].
+/// Names of the counts of a cache, without durations: see [`CacheCounts`].
 const CACHE_NAMES: [&str; 14] = [
     "gate_decisions_all",
     "gate_decisions_some",
@@ -90,15 +86,19 @@ const ENCODING_NAMES: [&str; 2] = ["put_raw_bytes", "put_encoded_bytes"];
 /// cannot decode a longer message, so the maximum of a released protocol version stays.
 pub(crate) const REPORTED_COUNTS_MAX: usize = 256;
 const _: () = assert!(LENGTH <= REPORTED_COUNTS_MAX);
-const LENGTH: usize = ENCODING + ENCODING_NAMES.len();
+const REMOTE_GETS: usize = ENCODING + ENCODING_NAMES.len();
+const REMOTE_PUTS: usize = REMOTE_GETS + DURATION_COUNTS;
+const LENGTH: usize = REMOTE_PUTS + DURATION_COUNTS;
 
+/// Number of entries of [`CacheCounts`].
+pub const CACHE_COUNTS: usize = CACHE_NAMES.len() + 2 * DURATION_COUNTS;
 /// Counts of a cache over tiers: decisions of its gate to load all, some or none of the found
 /// pages; microseconds of the decided loads, and of their regret (the time by which a load and the
 /// computation of the remaining tokens exceeded the estimate for computing all tokens); calls of
 /// the remote that get, put, and query existence; failed calls; calls not made; bytes read from the
 /// remote, and written to it; openings of its circuit breaker, and microseconds that the breaker
-/// was open.
-pub type CacheCounts = [u64; CACHE_NAMES.len()];
+/// was open; [`DurationCounts`](crate::DurationCounts) of the remote's gets, then of its puts.
+pub type CacheCounts = [u64; CACHE_COUNTS];
 
 /// The counters of a cache over tiers.
 pub trait CacheCounters: Debug + Send + Sync {
@@ -106,10 +106,6 @@ pub trait CacheCounters: Debug + Send + Sync {
     fn counts(&self) -> CacheCounts;
     /// The bytes in the cache's queues now.
     fn queues(&self) -> CacheQueues;
-}
-
-fn micros(took: Duration) -> u64 {
-    u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The counts of one call, or the sums of several.
@@ -186,9 +182,7 @@ impl TransferCounts {
 
     /// Adds a call to the bucket of its duration; `buckets` is the position of the first bucket.
     fn add_to_bucket(&mut self, buckets: usize, bounds: [u64; 11], elapsed: Duration) {
-        let is_longer = |bound: &u64| Duration::from_micros(*bound) < elapsed;
-        let at = bounds.partition_point(is_longer);
-        if at < bounds.len() {
+        if let Some(at) = bucket(bounds, elapsed) {
             self.0[buckets + at] = 1;
         }
     }
@@ -216,7 +210,9 @@ impl TransferTotals {
 
     /// Adds counts of a cache.
     pub fn add_cache(&self, counts: &CacheCounts) {
-        self.add_from(CACHE, counts);
+        let (calls, durations) = counts.split_at(CACHE_NAMES.len());
+        self.add_from(CACHE, calls);
+        self.add_from(REMOTE_GETS, durations);
     }
 
     fn add_from(&self, first: usize, counts: &[u64]) {
@@ -243,15 +239,18 @@ impl TransferTotals {
         (UNDELIVERED..PREFILL).map(|at| self.get(at)).fold(0, u64::saturating_add)
     }
 
-    /// All counts by name. `puts_within_N_us`, `gets_within_N_us` and `timed_probes_within_N_us`
-    /// count the calls that took at most `N` microseconds, `undelivered_REASON` the pages that
-    /// missed for this reason although they were located.
+    /// All counts by name. `puts_within_N_us`, `gets_within_N_us`, `timed_probes_within_N_us`,
+    /// `remote_gets_within_N_us` and `remote_puts_within_N_us` count the calls that took at most `N`
+    /// microseconds, `undelivered_REASON` the pages that missed for this reason although they were
+    /// located.
     pub fn by_name(&self) -> impl Iterator<Item = (String, u64)> {
         let plain = NAMES.iter().enumerate().map(|(at, name)| ((*name).to_owned(), self.get(at)));
         let buckets = [
             ("puts", PUT_BUCKETS, DURATION_BOUNDS),
             ("gets", GET_BUCKETS, DURATION_BOUNDS),
             (LOOKUP_NAMES[0], LOOKUP_BUCKETS, LOOKUP_BOUNDS),
+            ("remote_gets", REMOTE_GETS + FIRST_BUCKET, DURATION_BOUNDS),
+            ("remote_puts", REMOTE_PUTS + FIRST_BUCKET, DURATION_BOUNDS),
         ];
         let durations = buckets.into_iter().flat_map(move |(calls, first, bounds)| {
             let mut sum: u64 = 0;
@@ -265,7 +264,14 @@ impl TransferTotals {
             .map(|(reason, at)| (format!("undelivered_{}", reason.word()), self.get(at)));
         let others = PREFILL_NAMES.iter().chain(&CACHE_NAMES).chain(&LOOKUP_NAMES).zip(PREFILL..);
         let newer = UNREGISTERED_NAMES.iter().chain(&ENCODING_NAMES).zip(UNREGISTERED_PROBES..);
-        let others = others.chain(newer).map(|(name, at)| ((*name).to_owned(), self.get(at)));
+        let remote = [
+            (&"remote_gets", REMOTE_GETS),
+            (&"remote_get_micros", REMOTE_GETS + 1),
+            (&"remote_puts", REMOTE_PUTS),
+            (&"remote_put_micros", REMOTE_PUTS + 1),
+        ];
+        let others = others.chain(newer).chain(remote);
+        let others = others.map(|(name, at)| ((*name).to_owned(), self.get(at)));
         plain.chain(durations).chain(undelivered).chain(others)
     }
 }
@@ -346,6 +352,14 @@ mod tests {
         assert_eq!((named["remote_calls_get"], named["remote_read_bytes"]), (6, 11));
         assert_eq!(named["remote_breaker_open_micros"], 14);
         assert_eq!(named["prefill_load_micros"], 0);
+        assert_eq!(sent[61..78], [0; 17], "counts of other calls");
+        assert_eq!((sent[78], sent.len()), (15, 104), "durations are at the end");
+        assert_eq!((named["remote_gets"], named["remote_get_micros"]), (15, 16));
+        assert_eq!((named["remote_puts"], named["remote_put_micros"]), (28, 29));
+        let within = |calls: &str, bound: u64| named[&format!("{calls}_within_{bound}_us")];
+        assert_eq!((within("remote_gets", 100), within("remote_gets", 300)), (17, 17 + 18));
+        assert_eq!(within("remote_gets", 10_000_000), (17..=27).sum::<u64>());
+        assert_eq!((within("remote_puts", 100), within("gets", 10_000_000)), (30, 0));
     }
 
     #[test]

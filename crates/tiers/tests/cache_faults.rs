@@ -113,8 +113,9 @@ fn unmounted_remote_costs_hits_and_is_counted() {
     assert!(!dir.path().join("not").exists());
 }
 
-/// The owner of the lowest local tier counts the gate's decisions, the calls of the remote, and the
-/// openings and open time of its circuit breaker. The counts remain after the cache ended.
+/// The owner of the lowest local tier counts the gate's decisions, the calls of the remote and their
+/// durations, and the openings and open time of its circuit breaker. The counts remain after the
+/// cache ended.
 #[test]
 fn owner_counts_gate_remote_and_breaker() {
     let prompt = keys(1, 0, 40);
@@ -131,11 +132,17 @@ fn owner_counts_gate_remote_and_breaker() {
     assert!(read > 40 * PAGE as u64 && read < 41 * PAGE as u64, "{read}");
     assert!(count("remote_calls_get") > 0 && count("remote_calls_exists") > 0);
     assert_eq!((count("remote_calls_put"), count("remote_calls_failures")), (0, 0));
+    let timed = || [count("remote_gets"), count("remote_puts")];
+    let reads = count("remote_calls_get");
+    assert_eq!(timed(), [reads, 0]);
+    assert_eq!(count("remote_put_micros"), 0);
     put(&cache, &keys(2, 0, 8), 0);
     cache.flush().unwrap();
     let written = count("remote_written_bytes");
     assert!(written > 8 * PAGE as u64 && written < 9 * PAGE as u64, "{written}");
-    assert!(count("remote_calls_put") > 0);
+    let writes = count("remote_calls_put");
+    assert!(writes > 0);
+    assert_eq!(timed(), [reads, writes]);
 
     cache.record_prefill(0, 640, Duration::from_millis(100));
     let auto = LookupOptions { page_tokens: 16, tokens: 640, ..LookupOptions::default() };

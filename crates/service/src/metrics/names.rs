@@ -84,6 +84,8 @@ names! {
         "Bytes of queued and running loads of caches from a tier, of all processes");
     REMOTE_CALLS = ("remote_calls", Count,
         "Calls to remotes, of all processes: calls made (by kind), failed calls, calls not made");
+    REMOTE_CALL = ("remote_call", Seconds,
+        "Durations of attempts to read (get) or write (put) an object of remotes, of all processes");
     REMOTE_READ = ("remote_read", Bytes, "Bytes of objects read from remotes");
     REMOTE_WRITTEN = ("remote_written", Bytes, "Bytes of objects written to remotes");
     REMOTE_BREAKER_OPENINGS = ("remote_breaker_openings", Count,

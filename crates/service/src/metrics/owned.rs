@@ -161,6 +161,13 @@ fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats) {
             rows.histogram(definition, tier(), durations);
         }
     }
+    for (call, calls, sum) in
+        [("get", "remote_gets", "remote_get_micros"), ("put", "remote_puts", "remote_put_micros")]
+    {
+        if let Some(durations) = durations(&stats.counters, calls, (sum, 1e6), DURATION_BOUNDS) {
+            rows.histogram(&names::REMOTE_CALL, [("call", call.to_owned())], durations);
+        }
+    }
     for (call, name) in [("get", "queued_gets"), ("put", "queued_puts")] {
         if let Some(calls) = counter(name) {
             rows.gauge(&names::QUEUED_CALLS, [("call", call.to_owned())], calls);

@@ -141,6 +141,46 @@ fn durations_are_histograms() {
 }
 
 #[test]
+fn remote_reads_and_writes_are_separate_histograms() {
+    let mut stats = CatalogStats::default();
+    let counters = [
+        ("remote_gets", 5),
+        ("remote_get_micros", 21_500_000),
+        ("remote_gets_within_100_us", 1),
+        ("remote_gets_within_300_us", 3),
+        ("remote_puts", 7),
+        ("remote_put_micros", 2_000_000),
+    ];
+    stats.counters = counters.map(|(name, count)| (name.to_owned(), count)).into();
+    for bound in ritornello_store::DURATION_BOUNDS {
+        stats.counters.entry(format!("remote_gets_within_{bound}_us")).or_insert(4);
+        stats.counters.insert(format!("remote_puts_within_{bound}_us"), 7);
+    }
+    let text = encode(&[named(stats)]).unwrap();
+    let series = |name: &str| samples(&text, &format!("ritornello_remote_call_seconds_{name}"));
+    let get = r#"store="/nvme/kv",call="get"}"#;
+    let put = r#"store="/nvme/kv",call="put"}"#;
+    let with_prefix = |name: &str, values: [(&str, &str); 2]| {
+        values.map(|(labels, value)| {
+            format!("ritornello_remote_call_seconds_{name}{{{labels} {value}")
+        })
+    };
+    assert_eq!(series("sum"), with_prefix("sum", [(get, "21.5"), (put, "2.0")]));
+    assert_eq!(series("count"), with_prefix("count", [(get, "5"), (put, "7")]));
+    let buckets = series("bucket");
+    let count_of = |labels: &str, bound: &str| {
+        let begin = format!("ritornello_remote_call_seconds_bucket{{le=\"{bound}\",{labels} ");
+        buckets.iter().find_map(|line| line.strip_prefix(&begin)).unwrap().to_owned()
+    };
+    let bounds = ["0.0001", "0.0003", "0.001", "10.0", "+Inf"];
+    assert_eq!(bounds.map(|bound| count_of(get, bound)), ["1", "3", "4", "4", "5"]);
+    assert_eq!(bounds.map(|bound| count_of(put, bound)), ["7"; 5]);
+    assert_eq!(buckets.len(), 2 * (ritornello_store::DURATION_BOUNDS.len() + 1));
+    // The histogram of the store excludes the calls of remotes.
+    assert!(samples(&text, "ritornello_get_seconds_count").is_empty());
+}
+
+#[test]
 fn avoided_prefill_is_counted_in_tokens_and_seconds() {
     let mut stats = CatalogStats::default();
     let counters = [("prefill_avoided_tokens", 900), ("prefill_avoided_micros", 2_500_000)];
@@ -239,8 +279,10 @@ fn every_counter_but_the_sums_has_a_series() {
         let is_sum = ["refused_pages", "evicted_pages"].contains(&name.as_str());
         // `probes` includes these lookups.
         let is_sum = is_sum || name == "unregistered_probes";
-        // Histograms show the numbers of calls and their durations: see `durations_are_histograms`.
-        if ["puts", "gets", "timed_probes"].contains(&name.as_str()) || name.contains("_within_") {
+        // Histograms show the numbers of calls and their durations: see `durations_are_histograms`
+        // and `remote_reads_and_writes_are_separate_histograms`.
+        let histograms = ["puts", "gets", "timed_probes", "remote_gets", "remote_puts"];
+        if histograms.contains(&name.as_str()) || name.contains("_within_") {
             continue;
         }
         let found = text.lines().any(|line| line.ends_with(&format!(" {shown}")));

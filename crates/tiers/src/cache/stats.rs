@@ -162,14 +162,12 @@ pub(super) struct ReportedCounters {
 impl CacheCounters for ReportedCounters {
     fn counts(&self) -> CacheCounts {
         let GateCounters { all, some, none, load_micros, regret_micros, .. } = &*self.gate;
-        let [all, some, none, load, regret] =
-            [all, some, none, load_micros, regret_micros].map(Counter::get);
-        let [get, put, exists, failures, spared, read, written, openings, open] =
-            self.remote.as_ref().map(|remote| remote.counts()).unwrap_or_default();
-        [
-            all, some, none, load, regret, get, put, exists, failures, spared, read, written,
-            openings, open,
-        ]
+        let gate = [all, some, none, load_micros, regret_micros].map(Counter::get);
+        let remote = self.remote.as_ref();
+        let calls = remote.map(|remote| remote.counts()).unwrap_or_default();
+        let durations = remote.map(|remote| remote.durations()).unwrap_or_default();
+        let mut counts = gate.into_iter().chain(calls).chain(durations.into_iter().flatten());
+        std::array::from_fn(|_| counts.next().unwrap_or_default())
     }
 
     fn queues(&self) -> CacheQueues {

@@ -8,6 +8,7 @@ use super::backend::Backend;
 use super::breaker::{Breaker, CallKind, CallOutcome};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_store::{DurationCounters, DurationCounts};
 use ritornello_volume::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -60,6 +61,10 @@ pub(crate) struct CallCounters {
     breaker: Mutex<Breaker>,
     /// Attempts, by [`Operation`].
     calls: [AtomicU64; 3],
+    /// Durations of the attempts to get that ended.
+    gets: DurationCounters,
+    /// Durations of the attempts to put that ended.
+    puts: DurationCounters,
     retries: AtomicU64,
     failures: AtomicU64,
     late: AtomicU64,
@@ -71,7 +76,8 @@ pub(crate) struct CallCounters {
 }
 
 impl CallCounters {
-    /// The last nine entries of [`CacheCounts`](ritornello_store::CacheCounts).
+    /// The nine entries of [`CacheCounts`](ritornello_store::CacheCounts) between the counts of the
+    /// gate and the durations.
     pub(crate) fn counts(&self) -> [u64; 9] {
         let (openings, open) = {
             let breaker = self.breaker.lock();
@@ -83,6 +89,20 @@ impl CallCounters {
                 .map(|count| count.load(Relaxed));
         let open = u64::try_from(open.as_micros()).unwrap_or(u64::MAX);
         [get, put, exists, failures, spared, read, written, openings, open]
+    }
+
+    /// The durations of the attempts that ended, to get and to put. An attempt that fails, finds no
+    /// object, or ends after its deadline counts; an attempt that never ends, or panics, does not.
+    pub(crate) fn durations(&self) -> [DurationCounts; 2] {
+        [self.gets.counts(), self.puts.counts()]
+    }
+
+    fn attempt_ended(&self, operation: Operation, elapsed: Duration) {
+        match operation {
+            Operation::Get => self.gets.add(elapsed),
+            Operation::Put => self.puts.add(elapsed),
+            Operation::Exists => {}
+        }
     }
 
     fn calls(&self) -> u64 {
@@ -220,7 +240,9 @@ impl Shared {
                 return;
             }
             self.counts.calls[operation as usize].fetch_add(1, Relaxed);
+            let started = Instant::now();
             let outcome = call(self.backend.as_ref());
+            self.counts.attempt_ended(operation, started.elapsed());
             let failed = outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry);
             let again = failed && left > 0 && Instant::now() + pause < deadline && self.may_retry();
             if again {
@@ -292,6 +314,35 @@ mod tests {
         assert_eq!(call.wait().unwrap_err().kind(), ErrorKind::Retry);
         let calls = executor.calls();
         assert_eq!((calls.failures, calls.late), (1, 1));
+    }
+
+    #[test]
+    fn attempts_are_timed_by_operation() {
+        let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
+        let until = Instant::now() + Duration::from_secs(60);
+        let put = |remote: &dyn Backend| {
+            thread::sleep(FIRST_PAUSE);
+            remote.set("a", b"value")
+        };
+        executor.call(Operation::Put, until, put).unwrap();
+        for name in ["a", "absent", "a"] {
+            executor.call(Operation::Get, until, move |remote| remote.get(name, None)).unwrap();
+        }
+        executor.call(Operation::Exists, until, |remote| remote.exists("a")).unwrap();
+        let [[gets, before, ..], [puts, put_micros, buckets @ ..]] =
+            executor.counters().durations();
+        assert_eq!((gets, puts), (3, 1));
+        assert!(put_micros >= FIRST_PAUSE.as_micros() as u64, "the put took {put_micros} us");
+        assert_eq!(buckets[..6], [0; 6], "the put took longer than 30 ms");
+        // A failing call makes three attempts. Their durations exclude the pauses between them.
+        let (began, pauses) = (Instant::now(), FIRST_PAUSE * 3);
+        let fails = |_: &dyn Backend| -> Result<()> { Err(Error::retry("a fault")) };
+        assert!(executor.call(Operation::Get, until, fails).is_err());
+        let took = began.elapsed();
+        let [[gets, after, ..], [puts, ..]] = executor.counters().durations();
+        assert_eq!((gets, puts), (6, 1));
+        let attempts = Duration::from_micros(after - before);
+        assert!(attempts + pauses <= took, "{attempts:?} of {took:?}");
     }
 
     #[test]
