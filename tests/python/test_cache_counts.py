@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ritornello as rt
-from ritornello.connector.cache_counts import GATE_SECONDS, counts_of, help_by_reason
+from ritornello.connector.cache_counts import CACHE_COUNTERS, counts_of, help_by_reason
 from ritornello.vllm.tier.counts import COUNTERS
 
 VLLM_METRICS = Path(rt.__file__).parent / "vllm" / "metrics.py"
@@ -21,9 +21,25 @@ def test_every_counter_of_a_cache_has_a_help_text(tmp_path: Path) -> None:
     with rt.Cache.open(tiers) as cache:
         counts = counts_of(cache.stats())
     plain = {name for name in counts if ":" not in name}
-    assert plain == GATE_SECONDS.keys()
+    assert plain == CACHE_COUNTERS.keys()
     by_reason = {name.partition(":")[0] for name in counts} - plain
     assert by_reason == help_by_reason("pages").keys()
+
+
+def test_counts_of_a_remote_keep_their_values(tmp_path: Path) -> None:
+    tiers = [f"disk {tmp_path}/disk 64MiB", f"file://{tmp_path}/far"]
+    with rt.Cache.open(tiers) as cache:
+        stats = cache.stats()
+    values = {
+        "read_bytes": 1,
+        "written_bytes": 2,
+        "breaker_openings": 3,
+        "breaker_open_seconds": 4.5,
+    }
+    assert stats["tiers"][1]["remote"].keys() >= values.keys()
+    stats["tiers"][1]["remote"] |= values
+    counts = counts_of(stats)
+    assert {name: counts[f"remote_{name}"] for name in values} == values
 
 
 def metrics_of_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -53,5 +69,5 @@ def test_engines_publish_the_counters_of_a_cache_with_equal_texts(
     else:
         module = import_module(f"ritornello.{engine}.metrics")
         plain, reasons = module.COUNTERS, module.REASONS
-    assert plain.items() >= GATE_SECONDS.items()
+    assert plain.items() >= CACHE_COUNTERS.items()
     assert reasons.items() >= help_by_reason(pages).items()

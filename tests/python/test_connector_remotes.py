@@ -291,6 +291,9 @@ def test_remote_that_returns_is_used_again(machine: Machine, held: type[Held]) -
         assert one.serve(one.keys_of(f"missing {next(numbers)}", PAGES)) == 0
     assert one.serve(own) == PAGES
     assert (held.values, one.remote()["written_pages"]) == ({}, 0)
+    calls = one.remote()["remote"]
+    assert calls["breaker_openings"] == 1 and calls["breaker_open_seconds"] > 0
+    assert (calls["read_bytes"], calls["written_bytes"]) == (0, 0)
     held.down = False
     # The cache pauses calls of the remote for a second or two after the failures.
     deadline = time.monotonic() + 30
@@ -302,3 +305,4 @@ def test_remote_that_returns_is_used_again(machine: Machine, held: type[Held]) -
     assert not one.remote()["remote"]["open"]
     two = machine("two", remote="held_remote:Held")
     assert two.serve(keys) == PAGES
+    assert 0 < two.remote()["remote"]["read_bytes"] <= one.remote()["remote"]["written_bytes"]

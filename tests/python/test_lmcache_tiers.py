@@ -387,6 +387,8 @@ def test_machines_share_a_remote(tmp_path: Path) -> None:
     assert_loads(two, KEYS)
     counts = two.store.stats_counts()
     assert counts["prefetches:completed"] > 0
+    assert (counts["remote_read_bytes"] > 5 * PAGE, counts["remote_written_bytes"]) == (True, 0)
+    assert one.store.stats_counts()["remote_written_bytes"] > 5 * PAGE
     assert "errors" not in two.store.meter.counts()
     one.store.close()
     two.store.close()

@@ -117,10 +117,16 @@ def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
     counts = two._meter.counts()
     assert counts["prefetches:completed"] == 1
     assert counts["remote_calls:calls"] > 0
+    # The tier packs pages into objects, which have headers.
+    assert 40 * PAGE < counts["remote_read_bytes"] < 41 * PAGE
+    assert "remote_written_bytes" not in counts
     one.report(last=True)
-    # The tier packs pages into objects. It writes more than 40 pages if the second put added pages
-    # to an object that was written already, because this object is then written again.
-    assert one._meter.counts()["tier_written_pages:remote"] >= 40
+    # The tier writes more than 40 pages if the second put added pages to an object that was written
+    # already, because this object is then written again.
+    counts = one._meter.counts()
+    assert counts["tier_written_pages:remote"] >= 40
+    assert counts["remote_written_bytes"] > 40 * PAGE
+    assert "remote_read_bytes" not in counts
 
 
 def test_lookup_begins_after_pages_that_sglang_has(machine: Machine) -> None:

@@ -74,6 +74,8 @@ def test_written_pages_are_counted_once(elsewhere: CacheStore) -> None:
             told[name] = told.get(name, 0) + amount
     assert told["tier_written_pages:remote"] == len(keys)
     assert told["remote_calls:calls"] > 0
+    assert len(keys) * PAGE < told["remote_written_bytes"] < (len(keys) + 1) * PAGE
+    assert "remote_read_bytes" not in told
     assert not {name for name in told if "dropped" in name or "lost" in name}
 
 

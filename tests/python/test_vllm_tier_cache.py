@@ -588,4 +588,6 @@ def test_counters_of_tiers_reach_the_meter(
     counts = other.counts.take()
     assert counts["prefetches:completed"] == 1
     assert counts["remote_calls:calls"] > 0
+    assert counts["remote_read_bytes"] > 12 * other.row_bytes
+    assert "remote_written_bytes" not in counts
     assert counts["lookups"] > 0

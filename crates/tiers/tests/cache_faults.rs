@@ -115,7 +115,7 @@ fn unmounted_remote_costs_hits_and_is_counted() {
 
 /// The owner of the lowest local tier counts the gate's decisions, the calls of the remote and their
 /// durations, and the openings and open time of its circuit breaker. The counts remain after the
-/// cache ended.
+/// cache ended. The cache's own statistics have the same bytes and openings.
 #[test]
 fn owner_counts_gate_remote_and_breaker() {
     let prompt = keys(1, 0, 40);
@@ -143,6 +143,9 @@ fn owner_counts_gate_remote_and_breaker() {
     let writes = count("remote_calls_put");
     assert!(writes > 0);
     assert_eq!(timed(), [reads, writes]);
+    let own = tier(&cache, "remote").remote.unwrap();
+    assert_eq!((own.read_bytes, own.written_bytes), (read, written));
+    assert_eq!((own.breaker_openings, own.breaker_open_seconds), (0, 0.0));
 
     cache.record_prefill(0, 640, Duration::from_millis(100));
     let auto = LookupOptions { page_tokens: 16, tokens: 640, ..LookupOptions::default() };
@@ -177,7 +180,8 @@ fn owner_counts_gate_remote_and_breaker() {
     drop(cache);
     let calls = opened.tiers[2].remote.clone().unwrap();
     assert!(count("remote_calls_failures") >= calls.failures);
-    assert_eq!(count("remote_breaker_openings"), 1);
+    assert_eq!((count("remote_breaker_openings"), calls.breaker_openings), (1, 1));
+    assert!(calls.breaker_open_seconds >= 0.02, "{calls:?}");
 }
 
 #[test]

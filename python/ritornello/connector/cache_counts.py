@@ -10,11 +10,19 @@ from ritornello.connector.meter import Counts
 
 # Outcomes of prefetches from the remote.
 PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full")
+# Counters of the remote in `Cache.stats()`, which the engines' metrics name `remote_NAME`.
+REMOTE_COUNTS = ("read_bytes", "written_bytes", "breaker_openings", "breaker_open_seconds")
 # Help texts of the counters without reasons.
-GATE_SECONDS = {
+CACHE_COUNTERS = {
     "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
     "gate_regret_seconds": "Seconds by which loads that the gate had estimated, and the estimated "
     "time to compute the remaining tokens, exceeded the estimated time to compute all tokens.",
+    "remote_read_bytes": "Bytes of objects read from the remote, without answers after their "
+    "deadline.",
+    "remote_written_bytes": "Bytes of objects written to the remote, without writes that ended "
+    "after their deadline.",
+    "remote_breaker_openings": "Times that the circuit breaker of the remote opened.",
+    "remote_breaker_open_seconds": "Seconds that the circuit breaker of the remote was open.",
 }
 
 
@@ -79,6 +87,12 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
             for tier in stats["tiers"]
             if tier["remote"]
             for what in ("calls", "failures", "spared")
+        },
+        **{
+            f"remote_{what}": tier["remote"][what]
+            for tier in stats["tiers"]
+            if tier["remote"]
+            for what in REMOTE_COUNTS
         },
         "gate_load_seconds": gate["load_seconds"],
         "gate_regret_seconds": gate["regret_seconds"],

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ritornello.connector.cache_counts import GATE_SECONDS, help_by_reason
+from ritornello.connector.cache_counts import CACHE_COUNTERS, help_by_reason
 from ritornello.connector.meter import Counts
 
 logger = logging.getLogger("ritornello.lmcache")
@@ -31,7 +31,7 @@ COUNTERS = {
     "save_seconds": "Seconds of saves; concurrent saves count separately.",
     "deleted_pages": "Objects that LMCache deleted.",
     "errors": "Failed operations, such as calls to the store.",
-    **GATE_SECONDS,
+    **CACHE_COUNTERS,
 }
 REASONS = {
     "missed_pages": "Objects that were to be loaded and were not, by reason.",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ritornello.connector.cache_counts import GATE_SECONDS, help_by_reason
+from ritornello.connector.cache_counts import CACHE_COUNTERS, help_by_reason
 from ritornello.connector.meter import Counts
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ COUNTERS = {
     "saved_bytes": "Bytes of stored pages, including pages that were already stored.",
     "save_seconds": "Seconds of saves.",
     "errors": "Failed operations, such as calls to the store.",
-    **GATE_SECONDS,
+    **CACHE_COUNTERS,
 }
 REASONS = {
     "missed_pages": "Pages that were to be loaded and were not, by reason.",

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from ritornello.connector.cache_counts import GATE_SECONDS, help_by_reason
+from ritornello.connector.cache_counts import CACHE_COUNTERS, help_by_reason
 from ritornello.connector.meter import Counts
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ COUNTERS = {
     "hook_seconds": "Time inside the connector's hooks, scheduler and worker together.",
     "step_seconds": "Time of the engine's steps, measured by the worker.",
     "steps": "Engine steps.",
-    **GATE_SECONDS,
+    **CACHE_COUNTERS,
 }
 REASONS = {
     "missed_pages": "Pages that were probed, or were to be loaded, and were not loaded, by reason.",

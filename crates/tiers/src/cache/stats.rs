@@ -257,6 +257,14 @@ pub struct CallStats {
     pub spared: u64,
     /// Whether the circuit breaker is open now.
     pub open: bool,
+    /// Times that the circuit breaker opened.
+    pub breaker_openings: u64,
+    /// Seconds that the circuit breaker was open, including the current opening.
+    pub breaker_open_seconds: f64,
+    /// Bytes of objects read from the remote, without answers after their deadline.
+    pub read_bytes: u64,
+    /// Bytes of objects written to the remote, without writes that ended after their deadline.
+    pub written_bytes: u64,
     /// Pages that were found and could not be read: removed, damaged, or timed out.
     pub pages_lost: u64,
     /// Pages that were not written because the remote had them.
@@ -328,6 +336,10 @@ impl From<RemoteStats> for CallStats {
             late: stats.calls.late,
             spared: stats.calls.spared,
             open: stats.calls.open,
+            breaker_openings: stats.calls.openings,
+            breaker_open_seconds: stats.calls.open_time.as_secs_f64(),
+            read_bytes: stats.calls.read_bytes,
+            written_bytes: stats.calls.written_bytes,
             pages_lost: stats.pages_lost,
             pages_present: stats.pages_present,
             damaged: stats.rejected.damaged,

@@ -45,6 +45,14 @@ pub struct RemoteCalls {
     pub spared: u64,
     /// Whether the circuit breaker is open.
     pub open: bool,
+    /// Bytes of objects that were read in time.
+    pub read_bytes: u64,
+    /// Bytes of objects that were written in time.
+    pub written_bytes: u64,
+    /// Times that the circuit breaker opened.
+    pub openings: u64,
+    /// Total time that the circuit breaker was open, including the current opening.
+    pub open_time: Duration,
 }
 
 /// The operation of a call.
@@ -190,13 +198,21 @@ impl CallExecutor {
 
     pub(super) fn calls(&self) -> RemoteCalls {
         let counts = &self.shared.counts;
+        let (open, openings, open_time) = {
+            let breaker = counts.breaker.lock();
+            (breaker.is_open(), breaker.openings, breaker.open_time(Instant::now()))
+        };
         RemoteCalls {
             calls: counts.calls(),
             retries: counts.retries.load(Relaxed),
             failures: counts.failures.load(Relaxed),
             late: counts.late.load(Relaxed),
             spared: counts.spared.load(Relaxed),
-            open: counts.breaker.lock().is_open(),
+            open,
+            read_bytes: counts.read_bytes.load(Relaxed),
+            written_bytes: counts.written_bytes.load(Relaxed),
+            openings,
+            open_time,
         }
     }
 }

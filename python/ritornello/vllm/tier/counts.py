@@ -1,6 +1,6 @@
 """Counters of the tier, besides the counters that vLLM's tiering manager keeps for every tier."""
 
-from ritornello.connector.cache_counts import GATE_SECONDS, help_by_reason
+from ritornello.connector.cache_counts import CACHE_COUNTERS, help_by_reason
 
 PREFIX = "vllm:kv_offload_ritornello_"
 # By name, without `PREFIX`: the help text, and whether the counter has a label `reason`.
@@ -15,6 +15,6 @@ COUNTERS = {
     ),
     "errors": ("Failed operations, such as calls to the store, by operation.", True),
     # Counters that exist only with several tiers.
-    **{name: (text, False) for name, text in GATE_SECONDS.items()},
+    **{name: (text, False) for name, text in CACHE_COUNTERS.items()},
     **{name: (text, True) for name, text in help_by_reason("chunks").items()},
 }
