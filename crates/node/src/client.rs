@@ -377,8 +377,11 @@ fn replaced() -> Error {
 
 /// Returns the error for a response that did not arrive in time.
 pub(crate) fn late(owner: LockHolder) -> Error {
-    Error::retry("the store's owner did not answer in time: its disk may be slow")
-        .with("pid", owner.0)
+    Error::retry(
+        "the store's owner did not answer in time, because its disk may be slow: try again later; \
+         `ritornello doctor DIR` examines the disk",
+    )
+    .with("pid", owner.0)
 }
 
 pub(crate) fn response(bytes: &[u8]) -> Result<Response> {

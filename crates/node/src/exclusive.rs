@@ -13,8 +13,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// `Invalid` if this process has the store open, or another process owns it; `Retry` if threads of
-/// this process open or close it for [`CALL_TIMEOUT`]; errors of the directory and its lock; any
-/// error of `work`.
+/// this process open or close it, or ask its owner, for [`CALL_TIMEOUT`]; errors of the directory
+/// and its lock; any error of `work`.
 pub(crate) fn with_exclusive_store<T>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T>,
@@ -40,7 +40,8 @@ pub(crate) fn with_exclusive_store<T>(
 ///
 /// # Errors
 /// `Invalid`, with the text `is_open`, if this process has the store open; `Retry` if threads of
-/// this process open or close it until `until`; errors of the directory; any error of `work`.
+/// this process open or close it, or ask its owner, until `until`; errors of the directory; any
+/// error of `work`.
 pub(crate) fn with_unopened_store<T>(
     path: &Path,
     until: Instant,
@@ -50,7 +51,8 @@ pub(crate) fn with_unopened_store<T>(
     let slot = open_stores::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
     let Some(open) = slot.try_lock_until(until) else {
         return Err(Error::retry(
-            "another thread of this process is still opening or closing this store: try again later",
+            "another thread of this process opens or closes this store, or asks its owner: try again \
+             later",
         )
         .with("dir", path.display()));
     };

@@ -32,8 +32,8 @@ use std::{fs, io};
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before another attempt to reach an owner that does not listen.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Maximum time to wait for the statistics or an explanation: for an observer after the handshake,
-/// for a client including the handshake.
+/// Maximum time to wait for the statistics: for an observer after the handshake, for a client
+/// including the handshake.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The refusal of an observer in a process that uses the store.
@@ -59,7 +59,7 @@ pub enum Observed {
 /// store, and errors of [`Directory::manifest`].
 pub fn observe(dir: &Path) -> Result<Observed> {
     let owned = |directory: &_, owner| Ok(Observed::Owned(Box::new(ask(directory, owner)?)));
-    find(dir, &owned, &stored)
+    find(dir, LISTEN_TIMEOUT, &owned, &stored)
 }
 
 /// Like [`observe`], but reads no file of the store: returns `None` if no process owns `dir`, which
@@ -70,7 +70,7 @@ pub fn observe(dir: &Path) -> Result<Observed> {
 /// handshake within two seconds. `Retry` in these cases:
 /// * For five seconds, a process holds the store's lock and does not listen, the store's owner or
 ///   directory changes in each attempt, or another thread of this process opens or closes the
-///   store.
+///   store, or asks its owner.
 /// * The owner does not send its statistics within 30 seconds, or too many observers ask it.
 /// * The owner and this build have no protocol version or format in common.
 /// * A file operation in the directory fails.
@@ -78,19 +78,32 @@ pub fn observe(dir: &Path) -> Result<Observed> {
 /// `Invalid` if the directory does not exist, belongs to another user or cannot be read, if another
 /// user's process owns the store, or if this process has the store open.
 pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
-    find(dir, &|directory, owner| ask(directory, owner).map(Some), &|_| Ok(None))
+    let owned = |directory: &_, owner| ask(directory, owner).map(Some);
+    find(dir, LISTEN_TIMEOUT, &owned, &|_| Ok(None))
 }
 
 /// Asks the owner of the store in `dir` why pages of the scope `id` are hits or misses; see
 /// [`Store::explain`](ritornello_store::Store::explain). Returns `None` if no process owns the
 /// store. This process becomes a client for the call, and never the owner.
 ///
+/// The owner has the time `within` to answer. Until the call ends, other threads of this process
+/// that observe, ask about or open the store wait; [`observe`] waits for at most five seconds, so
+/// pass less if this process also observes the store. An owner that starts, and another such
+/// thread, are waited for during half of `within`, at most five seconds. The time of file
+/// operations in the directory is not limited.
+///
 /// # Errors
 /// Errors of [`owner_stats`]; `Invalid` for malformed or too many keys, or if the owner's version
-/// does not explain; `Retry` if the owner has too many clients, or reopens the store.
-pub fn explain(dir: &Path, id: ScopeId, keys: &[&[u8]]) -> Result<Option<Explanation>> {
+/// does not explain; `Retry` if the owner has not answered after `within`, has too many clients, or
+/// reopens the store.
+pub fn explain(
+    dir: &Path,
+    id: ScopeId,
+    keys: &[&[u8]],
+    within: Duration,
+) -> Result<Option<Explanation>> {
     let request = Request::Explain { id, scope: None, keys: Keys::Listed(keys) };
-    ask_as_client(dir, &request, |response| match response {
+    ask_as_client(dir, &request, within, |response| match response {
         Response::Explained(explanation) => Some(explanation),
         _ => None,
     })
@@ -100,11 +113,16 @@ pub fn explain(dir: &Path, id: ScopeId, keys: &[&[u8]]) -> Result<Option<Explana
 /// names, and why its pages are hits or misses now; see
 /// [`Store::explain_request`](ritornello_store::Store::explain_request). Returns `None` if no
 /// process owns the store. This process becomes a client for the call, and never the owner.
+/// `within`: as for [`explain`].
 ///
 /// # Errors
 /// Errors of [`explain`] besides those about keys.
-pub fn explain_request(dir: &Path, request: &str) -> Result<Option<RequestExplanation>> {
-    ask_as_client(dir, &Request::ExplainRequest { request }, |response| match response {
+pub fn explain_request(
+    dir: &Path,
+    request: &str,
+    within: Duration,
+) -> Result<Option<RequestExplanation>> {
+    ask_as_client(dir, &Request::ExplainRequest { request }, within, |response| match response {
         Response::RequestExplained(explanation) => Some(explanation),
         _ => None,
     })
@@ -113,29 +131,34 @@ pub fn explain_request(dir: &Path, request: &str) -> Result<Option<RequestExplan
 /// Asks the owner of the store in `dir` for the newest decisions that it remembers, at most
 /// `limit`; see [`Store::decisions`](ritornello_store::Store::decisions). Returns `None` if no
 /// process owns the store. This process becomes a client for the call, and never the owner.
+/// `within`: as for [`explain`].
 ///
 /// # Errors
 /// Errors of [`explain`] besides those about keys.
-pub fn decisions(dir: &Path, limit: u32) -> Result<Option<DecisionListing>> {
-    ask_as_client(dir, &Request::Decisions { limit }, |response| match response {
+pub fn decisions(dir: &Path, limit: u32, within: Duration) -> Result<Option<DecisionListing>> {
+    ask_as_client(dir, &Request::Decisions { limit }, within, |response| match response {
         Response::Decisions(listing) => Some(listing),
         _ => None,
     })
 }
 
 /// Sends `request` to the owner of the store in `dir`, as a client for one call. Returns what
-/// `expected` takes from the response; `None` if no process owns the store.
+/// `expected` takes from the response; `None` if no process owns the store. Attempts begin in the
+/// first half of `within`: with less time, an owner that answers could not complete the handshake,
+/// and would be reported as silent. All attempts and waits together end after `within`, so threads
+/// that wait for this call and for calls that began before it wait for no longer than `within`.
 fn ask_as_client<T>(
     dir: &Path,
     request: &Request<'_>,
+    within: Duration,
     expected: impl Fn(Response) -> Option<T>,
 ) -> Result<Option<T>> {
+    let until = Instant::now() + within;
     let owned = |directory: &Arc<NodeDirectory>, _| {
-        let until = Instant::now() + ANSWER_TIMEOUT;
         let response = Client::connect(directory, until)?.call(request, until)?;
         expected(response).map(Some).ok_or_else(unexpected)
     };
-    find(dir, &owned, &|_| Ok(None))
+    find(dir, LISTEN_TIMEOUT.min(within / 2), &owned, &|_| Ok(None))
 }
 
 /// A function that asks the owner, the holder of the directory's lock.
@@ -150,11 +173,16 @@ enum Attempt<T> {
 }
 
 /// Calls `owned` if a process owns the store, or `unowned` with the directory if no process does,
-/// and returns the result. Repeats an attempt that ends with [`Attempt::Again`], for at most
-/// [`LISTEN_TIMEOUT`].
-fn find<T>(dir: &Path, owned: Ask<'_, T>, unowned: &dyn Fn(&Path) -> Result<T>) -> Result<T> {
+/// and returns the result. Repeats an attempt that ends with [`Attempt::Again`]; no attempt begins
+/// later than `patience` after the call.
+fn find<T>(
+    dir: &Path,
+    patience: Duration,
+    owned: Ask<'_, T>,
+    unowned: &dyn Fn(&Path) -> Result<T>,
+) -> Result<T> {
+    let until = Instant::now() + patience;
     let path = fs::canonicalize(dir).map_err(|error| unusable(dir, error))?;
-    let until = Instant::now() + LISTEN_TIMEOUT;
     loop {
         match with_unopened_store(&path, until, IS_OPEN, || attempt(&path, owned, unowned))? {
             Attempt::Done(found) => return Ok(found),

@@ -5,13 +5,19 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Observed, Role, explain, explain_request, observe, open};
+use ritornello_node::{Node, Observed, Role, decisions, explain, explain_request, observe, open};
 use ritornello_store::{Answer, CatalogStats, Explanation, OwnerSilent, StoredStats};
 use std::error::Error as _;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
+
+/// Time that the owner has to answer a question.
+const WITHIN: Duration = Duration::from_secs(30);
 
 /// No test: the process of a [`Helper`].
 #[test]
@@ -84,15 +90,15 @@ fn owner_explains_misses_to_process_that_never_owns() {
     let (id, asked) = (scope().id(), keys(1, 6));
     let asked = refs(&asked);
     open(&options(dir.path())).unwrap().close().unwrap();
-    assert_eq!(explain(dir.path(), id, &asked).unwrap(), None);
+    assert_eq!(explain(dir.path(), id, &asked, WITHIN).unwrap(), None);
     let mut owner = Helper::opened(dir.path());
     assert_eq!((owner.ask("role"), owner.ask("put 1 4")), ("owner".into(), "4".into()));
-    let explanation = explain(dir.path(), id, &asked).unwrap().unwrap();
+    let explanation = explain(dir.path(), id, &asked, WITHIN).unwrap().unwrap();
     let expected = [(Answer::Hit, 4), (Answer::Unknown, 2)];
     assert_eq!((answers(&explanation), explanation.is_registered), (expected.to_vec(), true));
     // More keys than a message of an observer may have: `explain` asks as a client.
     let many = keys(1, 4096);
-    let explanation = explain(dir.path(), id, &refs(&many)).unwrap().unwrap();
+    let explanation = explain(dir.path(), id, &refs(&many), WITHIN).unwrap().unwrap();
     assert_eq!(answers(&explanation), [(Answer::Hit, 4), (Answer::Unknown, 4092)]);
     eventually("the clients of `explain` are removed", || owned(dir.path()).clients == 0);
     assert_eq!(names_of_clients(dir.path()), 0);
@@ -100,28 +106,28 @@ fn owner_explains_misses_to_process_that_never_owns() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
     assert_eq!(answers(&node.store().explain(&scope(), &asked).unwrap()), expected);
-    assert!(explain(dir.path(), id, &asked).unwrap_err().to_string().contains("open"));
+    assert!(explain(dir.path(), id, &asked, WITHIN).unwrap_err().to_string().contains("open"));
     node.close().unwrap();
     owner.kill();
-    assert_eq!(explain(dir.path(), id, &asked).unwrap(), None);
+    assert_eq!(explain(dir.path(), id, &asked, WITHIN).unwrap(), None);
 }
 
 #[test]
 fn owner_explains_request_to_process_that_never_owns() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
-    assert_eq!(explain_request(dir.path(), "r-1").unwrap(), None);
+    assert_eq!(explain_request(dir.path(), "r-1", WITHIN).unwrap(), None);
     let mut owner = Helper::opened(dir.path());
     assert_eq!((owner.ask("put 1 4"), owner.ask("decide r-1 1 6")), ("4".into(), "decided".into()));
     let mut found = Vec::new();
     eventually("the owner's process has reported its decision", || {
-        found = explain_request(dir.path(), "r-1").unwrap().unwrap().requests;
+        found = explain_request(dir.path(), "r-1", WITHIN).unwrap().unwrap().requests;
         !found.is_empty()
     });
     assert_eq!((found.len(), found[0].decisions[0].found), (1, 4));
     assert_eq!(answers(&found[0].explanation), [(Answer::Hit, 4), (Answer::Unknown, 2)]);
-    assert!(explain_request(dir.path(), "r").unwrap().unwrap().requests.len() == 1);
-    assert!(explain_request(dir.path(), "r-2").unwrap().unwrap().requests.is_empty());
+    assert!(explain_request(dir.path(), "r", WITHIN).unwrap().unwrap().requests.len() == 1);
+    assert!(explain_request(dir.path(), "r-2", WITHIN).unwrap().unwrap().requests.is_empty());
     eventually("the clients of `explain_request` are removed", || owned(dir.path()).clients == 0);
     owner.finish();
 }
@@ -177,6 +183,63 @@ fn observer_gives_up_on_lock_holder_that_does_not_listen() {
     assert!(text.contains(&format!("pid={}", owner.pid())), "{text}");
     assert!(error.source().is_some(), "{text}");
     assert_eq!(owner.ask("role"), "owner");
+    owner.finish();
+}
+
+/// Reads a message with the length that precedes it, and writes both.
+fn relay_message(from: &mut UnixStream, to: &mut UnixStream) {
+    let mut length = [0; 4];
+    from.read_exact(&mut length).unwrap();
+    let mut message = vec![0; u32::from_le_bytes(length) as usize];
+    from.read_exact(&mut message).unwrap();
+    to.write_all(&[&length[..], &message].concat()).unwrap();
+}
+
+/// Listens at the path of the owner's socket, and relays connections to the owner; of the first
+/// connection only the handshake, so that a request on it has no answer. Sends to the returned
+/// channel when this handshake is complete.
+fn leave_first_request_unanswered(dir: &Path) -> Receiver<()> {
+    let (socket, owners) = (dir.join("owner.sock"), dir.join("owner.sock.moved"));
+    std::fs::rename(&socket, &owners).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (sender, greeted) = mpsc::channel();
+    std::thread::spawn(move || {
+        for (number, near) in listener.incoming().enumerate() {
+            let (mut near, mut far) = (near.unwrap(), UnixStream::connect(&owners).unwrap());
+            if number == 0 {
+                relay_message(&mut near, &mut far);
+                relay_message(&mut far, &mut near);
+                sender.send(()).unwrap();
+                std::thread::spawn(move || {
+                    let _ = near.read_to_end(&mut Vec::new());
+                    drop(far);
+                });
+                continue;
+            }
+            let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            std::thread::spawn(move || std::io::copy(&mut far, &mut near));
+        }
+    });
+    greeted
+}
+
+#[test]
+fn slow_question_ends_before_observers_give_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let greeted = leave_first_request_unanswered(dir.path());
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| decisions(dir.path(), 10, Duration::from_secs(3)));
+        greeted.recv_timeout(Duration::from_secs(30)).unwrap();
+        // The question still waits for its answer. `observe` waits five seconds for its end.
+        assert_eq!(owned(dir.path()).owner_pid as i32, owner.pid());
+        let error = asking.join().unwrap().unwrap_err();
+        let text = error.to_string();
+        assert!(error.kind() == ErrorKind::Retry && !OwnerSilent::caused(&error), "{text}");
+        assert!(text.contains("in time") && text.contains("try again later"), "{text}");
+    });
+    std::fs::rename(dir.path().join("owner.sock.moved"), dir.path().join("owner.sock")).unwrap();
     owner.finish();
 }
 

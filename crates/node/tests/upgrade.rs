@@ -263,9 +263,9 @@ fn owner_of_version_7_is_not_asked_to_explain() {
     listen_before_owner(dir.path(), move |hello| {
         (!hello.starts_with(GREETING_7)).then(|| refused.clone())
     });
-    let asked = keys(1, 3);
-    let said = explain(dir.path(), scope().id(), &refs(&asked)).unwrap_err();
-    let of_request = explain_request(dir.path(), "r-1").unwrap_err();
+    let (asked, within) = (keys(1, 3), Duration::from_secs(30));
+    let said = explain(dir.path(), scope().id(), &refs(&asked), within).unwrap_err();
+    let of_request = explain_request(dir.path(), "r-1", within).unwrap_err();
     let node = open(&options(dir.path())).unwrap();
     let asks = node.store().explain(&scope(), &refs(&asked)).unwrap_err();
     decide(node.store(), "r-1", 1, 3);

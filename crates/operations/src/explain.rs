@@ -15,6 +15,7 @@ use ritornello_terminal::print::{count, json, print_stdout};
 use serde::Serialize;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
@@ -70,6 +71,9 @@ const ID_DIGITS_MIN: usize = 8;
 /// Maximum bytes of the file of keys: 256 for each of [`EXPLAINED_KEYS_MAX`] keys. The longest key
 /// has 128 digits.
 const KEYS_BYTES_MAX: u64 = 1 << 20;
+/// Maximum time to wait for the owner's answer. No other thread of this process asks about the
+/// store, so the command can wait for a slow disk.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -146,7 +150,7 @@ fn explain_keys(
     let keys = read_keys(keys)?;
     let id = find_scope(dir, scope)?;
     let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let explained = ritornello_node::explain(dir, id, &slices);
+    let explained = ritornello_node::explain(dir, id, &slices, ANSWER_TIMEOUT);
     let explained = explained.map_err(|error| open::unobserved(dir, &error))?;
     let explanation = explained.ok_or_else(|| unowned(dir))?;
     if context.json {
@@ -158,7 +162,7 @@ fn explain_keys(
 }
 
 fn explain_request(context: &Context, dir: &Path, request: &str) -> Result<Status, Failure> {
-    let explained = ritornello_node::explain_request(dir, request);
+    let explained = ritornello_node::explain_request(dir, request, ANSWER_TIMEOUT);
     let explained = explained.map_err(|error| open::unobserved(dir, &error))?;
     let RequestExplanation { requests, memory } = explained.ok_or_else(|| unowned(dir))?;
     if context.json {

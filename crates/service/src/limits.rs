@@ -55,6 +55,11 @@ pub(crate) const SEARCHES_MAX: usize = 4;
 /// Maximum number of calls to a store that run at the same time, besides its observations, the
 /// searches for its drives and its scrub.
 pub(crate) const CALLS_MAX: usize = 8;
+/// Maximum time of a question to the owner of a store that the service does not have open.
+/// Observations of the store wait until the question ends, so this time must be well below
+/// [`OBSERVATION_TIMEOUT`]: otherwise one slow answer would make `/readyz` fail.
+pub(crate) const QUESTION_TIMEOUT: Duration = Duration::from_secs(4);
+const _: () = assert!(QUESTION_TIMEOUT.as_millis() < OBSERVATION_TIMEOUT.as_millis());
 /// Maximum number of keys in a request to `/v1/probe` or `/v1/explain`.
 pub(crate) const KEYS_MAX: usize = 4096;
 const _: () = assert!(KEYS_MAX <= ritornello_store::EXPLAINED_KEYS_MAX);

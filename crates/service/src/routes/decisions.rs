@@ -2,7 +2,7 @@
 
 use super::query::DecisionsQuery;
 use crate::answer::Shared;
-use crate::limits::DECISIONS_DEFAULT;
+use crate::limits::{DECISIONS_DEFAULT, QUESTION_TIMEOUT};
 use crate::problem::Problem;
 use crate::role::DECISIONS;
 use crate::store_access::Source;
@@ -100,7 +100,7 @@ pub(super) async fn decisions(
     let limit = query.limit.unwrap_or(DECISIONS_DEFAULT);
     let answer = shared.ask(query.store.as_deref(), move |source| match source {
         Source::Open(node) => node.store().decisions(limit as usize).map(Some),
-        Source::Directory(dir) => ritornello_node::decisions(dir, limit),
+        Source::Directory(dir) => ritornello_node::decisions(dir, limit, QUESTION_TIMEOUT),
     });
     answer.await.map(|listed| Json(listed.into()))
 }

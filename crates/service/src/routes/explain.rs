@@ -4,6 +4,7 @@ use super::body::Body;
 use super::decisions::DecisionEntry;
 use super::keys::{self, HexKey};
 use crate::answer::Shared;
+use crate::limits::QUESTION_TIMEOUT;
 use crate::problem::Problem;
 use crate::role::EXPLAIN;
 use crate::store_access::Source;
@@ -263,7 +264,7 @@ async fn explain_pages(
         let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         match source {
             Source::Open(node) => node.store().explain_by_id(id, &slices).map(Some),
-            Source::Directory(dir) => ritornello_node::explain(dir, id, &slices),
+            Source::Directory(dir) => ritornello_node::explain(dir, id, &slices, QUESTION_TIMEOUT),
         }
     });
     answer.await.map(PagesAnswer::from)
@@ -275,7 +276,9 @@ async fn explain_request(
 ) -> Result<RequestAnswer, Problem> {
     let answer = shared.ask(store.as_deref(), move |source| match source {
         Source::Open(node) => node.store().explain_request(&request_id).map(Some),
-        Source::Directory(dir) => ritornello_node::explain_request(dir, &request_id),
+        Source::Directory(dir) => {
+            ritornello_node::explain_request(dir, &request_id, QUESTION_TIMEOUT)
+        }
     });
     answer.await.map(RequestAnswer::from)
 }
