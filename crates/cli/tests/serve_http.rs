@@ -6,6 +6,7 @@ mod common;
 use common::{
     HTTP, PAGES, Served, filled, get, listening, ritornello, scratch, snapshot, stats, text,
 };
+use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{Permissions, set_permissions};
@@ -13,8 +14,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[test]
@@ -223,35 +223,71 @@ fn token_file_permits_calls_of_the_store() {
     assert_eq!(served.end(Signal::TERM).0, Some(0));
 }
 
-#[test]
-fn systemd_is_notified_when_the_store_is_open() {
-    let dir = scratch();
-    filled(dir.path());
-    let path = dir.path().join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let mut child = serve(dir.path(), &path);
-    let said = || {
+/// The socket on which systemd would be notified.
+struct Systemd {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Systemd {
+    fn new(dir: &Path) -> Self {
+        let path = dir.join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self { socket, path }
+    }
+
+    fn is_told(&self) -> String {
         let mut bytes = [0; 64];
         loop {
-            match socket.recv(&mut bytes) {
+            match self.socket.recv(&mut bytes) {
                 Ok(length) => return String::from_utf8(bytes[..length].to_vec()).unwrap(),
                 // A signal may interrupt a receive that has a timeout: receive again.
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("{error}"),
             }
         }
-    };
-    assert_eq!(said(), "READY=1\n");
-    let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
-    assert_eq!(stat["owner_pid"], child.id());
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
-    assert_eq!(said(), "STOPPING=1\n");
-    assert!(child.wait().unwrap().success());
+    }
 }
 
-fn serve(dir: &Path, notify_socket: &Path) -> std::process::Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
-    command.args(["serve", text(dir)]).env("NOTIFY_SOCKET", notify_socket);
-    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+#[test]
+fn systemd_is_notified_when_the_store_is_open() {
+    let dir = scratch();
+    filled(dir.path());
+    let systemd = Systemd::new(dir.path());
+    let served = Served::notifying(dir.path(), &[], &systemd.path);
+    assert_eq!(systemd.is_told(), "READY=1\n");
+    let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
+    assert_eq!(stat["owner_pid"], served.child.id());
+    assert_eq!(served.end(Signal::TERM).0, Some(0));
+    assert_eq!(systemd.is_told(), "STOPPING=1\n");
+}
+
+#[test]
+fn systemd_is_notified_while_the_opening_of_one_store_hangs() {
+    let (dirs, notify) = ([scratch(), scratch()], scratch());
+    for dir in &dirs {
+        filled(dir.path());
+    }
+    // The lock of the second store has a holder that does not listen: for a minute, its opening
+    // waits for this owner.
+    let lock = std::fs::File::options().write(true).open(dirs[1].path().join("LOCK")).unwrap();
+    rustix::fs::fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let systemd = Systemd::new(notify.path());
+    let more = [&HTTP[..], &[text(dirs[1].path()), "--json"]].concat();
+    let mut served = Served::notifying(dirs[0].path(), &more, &systemd.path);
+    let address: SocketAddr = served.event()["address"].as_str().unwrap().parse().unwrap();
+    let ready = served.event();
+    assert_eq!((&ready["event"], &ready["dir"]), (&"ready".into(), &text(dirs[0].path()).into()));
+    assert_eq!(systemd.is_told(), "READY=1\n");
+    let (status, body) = get(address, "/readyz");
+    let health: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &health["stores"][0]["state"]), (503, &"owned".into()), "{health}");
+    assert_eq!(health["stores"][1]["state"], "unavailable", "{health}");
+    drop(lock);
+    // The opening has neither failed nor ended before systemd was notified.
+    let ready = served.event();
+    assert_eq!((&ready["event"], &ready["dir"]), (&"ready".into(), &text(dirs[1].path()).into()));
+    assert_eq!(served.end(Signal::TERM).0, Some(0));
+    assert_eq!(systemd.is_told(), "STOPPING=1\n", "`READY=1` is sent once");
 }

@@ -147,9 +147,22 @@ pub struct Served {
 
 impl Served {
     pub fn start(dir: &Path, more: &[&str]) -> Self {
+        Self::spawn(&mut Self::command(dir, more))
+    }
+
+    /// Starts the process as systemd does, which then listens on `socket`.
+    pub fn notifying(dir: &Path, more: &[&str], socket: &Path) -> Self {
+        Self::spawn(Self::command(dir, more).env("NOTIFY_SOCKET", socket))
+    }
+
+    fn command(dir: &Path, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
-        command.args(["serve", text(dir)]).args(more).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        command.args(["serve", text(dir)]).args(more);
+        command
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, out }
     }

@@ -8,7 +8,7 @@ mod signals;
 use clap::Args;
 use event::{Event, emit};
 use keeper::{FailedStores, Keeper};
-use notify::Readiness;
+use notify::{OPENING_TIMEOUT, Readiness};
 use ritornello_codec::Codec;
 use ritornello_service::{Certificate, Service, Settings, StoreAccess, Tokens};
 use ritornello_store::{Durability, Options, parse_index};
@@ -19,7 +19,7 @@ use signals::{Ending, Happening};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
@@ -140,7 +140,15 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
             }));
         }
         // A failed receive ends the command as well.
-        let _ = happened.recv();
+        let first = if failed_max > 1 {
+            happened.recv_timeout(OPENING_TIMEOUT)
+        } else {
+            happened.recv().map_err(RecvTimeoutError::from)
+        };
+        if matches!(first, Err(RecvTimeoutError::Timeout)) {
+            readiness.tell();
+            let _ = happened.recv();
+        }
         ending.begin();
         readiness.ending();
         drop(stops);
