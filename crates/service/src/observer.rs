@@ -158,12 +158,17 @@ impl Observer {
 
     fn late(&self, begun: Instant) -> Observation {
         let took = begun.elapsed();
-        let message = format!(
+        let mut message = format!(
             "the store has not answered for {:.1} s: its disk or its owner hangs; `ritornello \
              doctor DIR` shows details [dir={}]",
             took.as_secs_f64(),
             self.access.name(),
         );
+        // An observation also waits while this process closes a store that it could not take over,
+        // or opens it again.
+        if let Some(failure) = self.access.failure() {
+            message = format!("{failure}; {message}");
+        }
         Observation { observed: Err(Problem::retry(message)), drives: Vec::new(), took }
     }
 }
@@ -254,6 +259,13 @@ mod tests {
                 assert!(message(&late).contains("hangs") && message(&late).contains("dir=/kv"));
             }
             assert_eq!(begun.load(Ordering::Relaxed), 1);
+            observer.access().set_failed("the index is damaged");
+            let late = observer.within(timeout).await;
+            let said = message(&late);
+            assert!(said.contains("the index is damaged") && said.contains("hangs"), "{said}");
+            observer.access().set_open(None);
+            let late = observer.within(timeout).await;
+            assert!(!message(&late).contains("the index is damaged"), "{late:?}");
             drop(hung);
             let answered = observer.within(Duration::from_secs(30)).await;
             assert_eq!(message(&answered), "no store");

@@ -14,7 +14,8 @@ pub struct StoreAccess {
     dir: PathBuf,
     name: String,
     node: RwLock<Option<Arc<Node>>>,
-    /// Why the last attempt of this process to open the store failed; `None` after it succeeded.
+    /// Why the last attempt of this process to open or take over the store failed; `None` after an
+    /// attempt succeeded.
     failure: Mutex<Option<String>>,
     calls: Calls,
 }
@@ -44,10 +45,29 @@ impl StoreAccess {
         drop(former);
     }
 
-    /// Records why this process could not open the store, until [`StoreAccess::set_open`] is
-    /// called.
+    /// Records that this process does not have the store open, because it could not open or take
+    /// over the store, until [`StoreAccess::set_open`] is called. Called before the failed store is
+    /// closed: the reason is then known during the close, which may take long and lets no thread
+    /// observe the store.
     pub fn set_failed(&self, reason: &str) {
+        // First the reason, so that a thread that finds no handle finds the reason.
         *self.failure.lock() = Some(reason.to_owned());
+        let former = self.node.write().take();
+        // Drop the handle without the lock, as in `set_open`.
+        drop(former);
+    }
+
+    /// Why this process could not open or take over the store, and that it tries again; `None` if
+    /// no attempt has failed since the last success.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let failure = self.failure.lock();
+        let text = |reason| {
+            format!(
+                "the service could not open or take over the store, and tries again every few \
+                 seconds: {reason}"
+            )
+        };
+        failure.as_ref().map(text)
     }
 
     /// The directory, absolute.
@@ -76,7 +96,8 @@ impl StoreAccess {
     ///
     /// # Errors
     /// Errors of [`observe`], or of [`ritornello_store::Store::stats`] for a store that this
-    /// process has open; `Retry` if this process could not open the store and no process owns it.
+    /// process has open; `Retry` if this process could not open the store, and no process owns it
+    /// or its state cannot be observed.
     pub(crate) fn observe(&self) -> Result<Observed> {
         let observed = self.ask(|source| match source {
             Source::Open(node) => {
@@ -84,14 +105,15 @@ impl StoreAccess {
                 Ok(Observed::Owned(Box::new(stats.catalog)))
             }
             Source::Directory(dir) => observe(dir),
-        })?;
-        // The next process may fail to open a store whose files can be read.
-        let failure = self.failure.lock().clone();
-        match (observed, failure) {
-            (Observed::Unowned(_), Some(reason)) => Err(Error::retry(format!(
-                "the service could not open the store, and tries again every few seconds: {reason}"
-            ))),
-            (observed, _) => Ok(observed),
+        });
+        match (observed, self.failure()) {
+            // The next process may fail to open a store whose files can be read.
+            (Ok(Observed::Unowned(_)), Some(failure)) => Err(Error::retry(failure)),
+            // While this process opens or closes the store, the failure says more than that.
+            (Err(error), Some(failure)) => {
+                Err(Error::retry(format!("{failure}; its state is not known now: {error}")))
+            }
+            (observed, _) => observed,
         }
     }
 

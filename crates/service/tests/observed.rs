@@ -1,5 +1,6 @@
 //! Answers about stores of other processes, about stores without an owner, and about directories
-//! that hold none. Only the test of a hostile model name opens its store in this process.
+//! that hold none. Only the tests of a failed takeover and of a hostile model name open their store in
+//! this process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -9,6 +10,7 @@ use ritornello_node::open;
 use ritornello_service::StoreAccess;
 use rustix::process::Signal;
 use serde_json::json;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// No test: the process that [`Owner::start`] starts.
@@ -249,6 +251,38 @@ fn scrapes_within_a_second_share_an_observation() {
     std::thread::sleep(Duration::from_millis(1100));
     assert!(took() != durations[0], "an observation must not be shared after 1.1 s");
     owner.end();
+}
+
+#[test]
+fn failed_takeover_is_reported_while_the_store_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let access = StoreAccess::new(dir.path());
+    access.set_open(Some(Arc::clone(&node)));
+    let service = start("127.0.0.1:0", Some(tokens()), vec![Arc::clone(&access)]);
+    let address = service.address();
+    let flush = || send_as("operate", address, "POST", "/v1/flush", "{}").status;
+    assert_eq!((get(address, "/readyz").status, flush()), (200, 200));
+    // From here to `close` no thread can observe the store, as during a close that takes long.
+    access.set_failed("the index is damaged");
+    let reason = || {
+        let store = get(address, "/readyz").json()["stores"][0].clone();
+        (store["state"] == "unavailable").then(|| store["reason"].as_str().unwrap().to_owned())
+    };
+    let mut said = None;
+    eventually("the store is unavailable", || {
+        said = reason();
+        said.is_some()
+    });
+    assert!(said.as_ref().unwrap().contains("the index is damaged"), "{said:?}");
+    assert_eq!(flush(), 409, "the service must not use a store that is closed");
+    node.close().unwrap();
+    eventually("the closed store is observed", || {
+        reason().is_some_and(|said| !said.contains("not known now"))
+    });
+    assert!(reason().unwrap().contains("the index is damaged"));
+    access.set_open(Some(open(&options(dir.path())).unwrap()));
+    eventually("the store is ready", || get(address, "/readyz").status == 200);
 }
 
 #[test]

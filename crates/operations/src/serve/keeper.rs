@@ -90,7 +90,9 @@ impl Keeper<'_> {
                     Err(failure) if *must_own => return Err(failure),
                     Err(failure) => {
                         let failure = fail(failure, &mut has_failed)?;
-                        access.set_open(None);
+                        // Before the close, which may wait for a disk: the service then tells why
+                        // the store is unavailable.
+                        access.set_failed(&failure.line);
                         let node = served.take().map(|served| served.node);
                         if let Some(Err(error)) = node.map(|node| node.close()) {
                             tracing::warn!(%error, dir = %dir.display(), "the store is not closed");
