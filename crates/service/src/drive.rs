@@ -28,10 +28,10 @@ struct Known {
     /// The statistics of each directory's drive; `None` for a directory that is not on one block
     /// device.
     statistics: BTreeMap<String, Option<PathBuf>>,
-    /// Directories that a search reads now, with the number of the claim.
-    claimed: BTreeMap<String, u64>,
-    /// Number of claims so far.
-    claims: u64,
+    /// Directories that a search reads now, and whether the directory was forgotten during its
+    /// search. A forgotten directory stays until its search ends, so a directory that hangs
+    /// occupies one search, also if it is listed again.
+    claimed: BTreeMap<String, bool>,
     /// Directories whose device could not be read the last time.
     failed: BTreeSet<String>,
     /// Number of searches that have not ended.
@@ -39,24 +39,22 @@ struct Known {
 }
 
 impl Known {
-    /// Claims the directory for one search. `None` if its drive is known, or another search reads
-    /// the directory.
-    fn claim(&mut self, dir: &str) -> Option<u64> {
+    /// Claims the directory for one search. Returns `false` if its drive is known, or another
+    /// search reads the directory.
+    fn claim(&mut self, dir: &str) -> bool {
         if self.statistics.contains_key(dir) || self.claimed.contains_key(dir) {
-            return None;
+            return false;
         }
-        self.claims += 1;
-        self.claimed.insert(dir.to_owned(), self.claims);
-        Some(self.claims)
+        self.claimed.insert(dir.to_owned(), false);
+        true
     }
 
     /// Ends the claim, and stores what was found. Drops the result if the directory was forgotten
-    /// meanwhile: it may have returned on another drive.
-    fn complete(&mut self, dir: String, claim: u64, found: io::Result<Option<PathBuf>>) {
-        if self.claimed.get(&dir) != Some(&claim) {
+    /// during the search: it may have returned on another drive, which a later search finds.
+    fn complete(&mut self, dir: String, found: io::Result<Option<PathBuf>>) {
+        if self.claimed.remove(&dir) != Some(false) {
             return;
         }
-        self.claimed.remove(&dir);
         match found {
             Ok(drive) => {
                 self.failed.remove(&dir);
@@ -76,7 +74,9 @@ impl Drives {
     pub(crate) fn written_bytes(&self, dirs: &[String]) -> Vec<(String, u64)> {
         let mut known = self.0.lock();
         known.statistics.retain(|dir, _| dirs.contains(dir));
-        known.claimed.retain(|dir, _| dirs.contains(dir));
+        for (dir, is_forgotten) in &mut known.claimed {
+            *is_forgotten |= !dirs.contains(dir);
+        }
         known.failed.retain(|dir| dirs.contains(dir));
         let on_drives = known.statistics.iter();
         let on_drives =
@@ -111,9 +111,11 @@ impl Drives {
         known.searches += 1;
         drop(known);
         for dir in unknown {
-            let Some(claim) = self.0.lock().claim(&dir) else { continue };
+            if !self.0.lock().claim(&dir) {
+                continue;
+            }
             let found = drive(&dir);
-            self.0.lock().complete(dir, claim, found);
+            self.0.lock().complete(dir, found);
         }
         self.0.lock().searches -= 1;
     }
@@ -220,14 +222,20 @@ mod tests {
     }
 
     #[test]
-    fn result_for_a_directory_that_was_forgotten_meanwhile_is_dropped() {
+    fn directory_that_is_listed_again_during_its_search_begins_no_other() {
         let drives = Drives::default();
         let dirs = ["kv".to_owned()];
         drives.find_by(&dirs, |_| {
-            assert!(drives.written_bytes(&[]).is_empty());
+            for _ in 0..2 {
+                assert!(drives.written_bytes(&[]).is_empty());
+                assert!(drives.written_bytes(&dirs).is_empty());
+                drives.find_by(&dirs, |_| panic!("a search reads this directory already"));
+            }
             Ok(None)
         });
-        assert!(known(&drives).is_empty());
+        assert!(known(&drives).is_empty(), "the directory may have returned on another drive");
+        drives.find_by(&dirs, |_| Ok(None));
+        assert_eq!(known(&drives), dirs);
     }
 
     #[test]
