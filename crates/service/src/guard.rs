@@ -39,7 +39,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 
 /// Paths of probes of health. These paths answer without a token, because a kubelet has none, and
 /// above the limit of requests per second, because other requests must not make a probe fail.
-const HEALTH: [&str; 2] = ["/livez", "/readyz"];
+pub(crate) const HEALTH: [&str; 2] = ["/livez", "/readyz"];
 
 /// Checks a request, answers it within a deadline, and adds headers to the response.
 pub(crate) async fn guard(

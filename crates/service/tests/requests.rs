@@ -41,10 +41,19 @@ fn document_lists_exactly_the_routes() {
     assert_eq!(listed, BTreeSet::from(expected));
     for (method, path) in listed {
         let is_anonymous = anonymous.contains(&(method.clone(), path.clone()));
+        let operation = &document["paths"][&path][method.to_lowercase()];
+        let described: BTreeSet<&str> =
+            operation["responses"].as_object().unwrap().keys().map(String::as_str).collect();
+        let is_limited = !["/livez", "/readyz"].contains(&&*path);
+        assert_eq!(described.contains("429"), is_limited, "{method} {path}");
         let path = path.replace("{id}", "00");
         let headers = [&*host(service.address()), "Content-Type: application/json"];
         let refused = send(service.address(), &method, &path, &headers, "{}").status == 401;
         assert_eq!(refused, !is_anonymous, "{method} {path}");
+        let wrong = "Authorization: Bearer wrong-0123456789abcdef0123456789";
+        let headers = [&*host(service.address()), wrong, "Content-Type: application/json"];
+        let answer = send(service.address(), &method, &path, &headers, "{}");
+        assert_eq!((answer.status, described.contains("401")), (401, true), "{method} {path}");
         let answer = send_as("admin", service.address(), &method, &path, "{}");
         assert!(![404, 405].contains(&answer.status), "{method} {path}: {answer:?}");
         let other = send_as("admin", service.address(), "PATCH", &path, "");

@@ -1,5 +1,6 @@
 //! The parts of the OpenAPI document that are equal for all routes: errors, and the token.
 
+use crate::guard::HEALTH;
 use crate::role::{DECISIONS, EXPLAIN};
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
@@ -9,15 +10,17 @@ use utoipa::openapi::{ComponentsBuilder, ContentBuilder, OpenApi, Ref, ResponseB
 const TOKEN: &str = "token";
 
 /// Errors that any request may have: the status, and its description.
-const ALL: [(&str, &str); 5] = [
+const ALL: [(&str, &str); 4] = [
     ("400", "the request is malformed"),
     ("408", "the request was not sent in time"),
     ("421", "the Host header names another service"),
-    ("429", "there are too many requests"),
     ("503", "a limit of time or calls is reached, or the store cannot answer now"),
 ];
+/// Further errors of probes of health, which need no token and have no limit of their rate.
+const OF_HEALTH: [(&str, &str); 1] = [("401", "the token is unknown")];
 /// Further errors of every request besides probes of health.
-const WITH_TOKEN: [(&str, &str); 1] = [("401", "there is no token, or an unknown token")];
+const WITH_TOKEN: [(&str, &str); 2] =
+    [("401", "there is no token, or an unknown token"), ("429", "there are too many requests")];
 /// Further errors of requests that name a store or a scope.
 const WITH_NAME: [(&str, &str); 1] = [("404", "the store or the scope does not exist")];
 /// Further errors of requests with a body.
@@ -36,21 +39,21 @@ const WITH_CALL: [(&str, &str); 2] = [
     ("500", "the store failed"),
 ];
 
-/// Adds errors to all operations, and the token to all besides probes of health.
+/// Adds errors and the token to all operations.
 pub(super) fn complete(document: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     let components = document.components.take().unwrap_or_else(|| ComponentsBuilder::new().build());
     document.components =
         Some(ComponentsBuilder::from(components).security_scheme(TOKEN, scheme).build());
     for (path, item) in &mut document.paths.paths {
-        let needs_token = !matches!(path.as_str(), "/livez" | "/readyz");
+        let is_health = HEALTH.contains(&path.as_str());
         for operation in operations(item) {
             add(operation, &ALL);
-            if needs_token {
-                add(operation, &WITH_TOKEN);
-                let token: SecurityRequirement = SecurityRequirement::new(TOKEN, [""; 0]);
-                operation.security = Some(vec![token, SecurityRequirement::default()]);
-            }
+            add(operation, if is_health { &OF_HEALTH } else { &WITH_TOKEN });
+            // On a loopback address a request without a token may read. A probe of health needs
+            // none on any address, and `/readyz` names the stores to a request with a token.
+            let token = SecurityRequirement::new(TOKEN, [""; 0]);
+            operation.security = Some(vec![token, SecurityRequirement::default()]);
             if path.starts_with("/v1/") {
                 add(operation, &WITH_NAME);
             }
