@@ -37,6 +37,7 @@ mod get;
 mod io_threads;
 pub mod lease;
 mod listed_dirs;
+mod lookup_sample;
 mod machine_memory;
 mod options;
 mod outcome;

@@ -4,6 +4,7 @@
 use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, ScopeRef};
 use crate::core::CapacityChange;
 use crate::io_threads::IoThreads;
+use crate::lookup_sample::LookupSample;
 use crate::owner_silent;
 use crate::queue_lengths::QueueLengths;
 use crate::resolved::Resolved;
@@ -15,7 +16,7 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum time that a put without a deadline waits for space.
@@ -61,7 +62,7 @@ pub struct Store {
     resolved: Resolved,
     pub(crate) io_threads: IoThreads,
     /// Decides which lookups are timed: see [`Store::timed`].
-    lookups: AtomicU32,
+    lookups: LookupSample,
     process: u32,
     closed: AtomicBool,
 }
@@ -83,7 +84,7 @@ impl Store {
             staging,
             transfers: TransferCounters::default(),
             resolved: Resolved::default(),
-            lookups: AtomicU32::new(0),
+            lookups: LookupSample::new(),
             process: process_id(),
             closed: AtomicBool::new(false),
         })
@@ -228,14 +229,9 @@ impl Store {
         answer
     }
 
-    /// Calls `lookup`. Times and counts one of 16 calls, if it succeeds: reading the clock twice
-    /// takes a tenth of the time of a lookup in the owner's process.
+    /// Calls `lookup`. Times and counts one of 16 calls, if it succeeds.
     fn timed<T>(&self, lookup: impl FnOnce() -> Result<T>) -> Result<T> {
-        // The multiples of this number modulo 2^32 (2^32 over the golden ratio) are spread evenly,
-        // and not periodic in the number of calls: a caller that alternates two kinds of lookups
-        // gets both timed.
-        let position = self.lookups.fetch_add(0x9E37_79B9, Ordering::Relaxed);
-        if position >> 28 != 0 {
+        if !self.lookups.next_is_timed() {
             return lookup();
         }
         let started = Instant::now();
