@@ -18,7 +18,16 @@ from pathlib import Path
 
 import pytest
 from real_device import or_skip, require_io_uring
-from test_sigkill import LONG_PAGE_BYTES, LONG_SCOPE, PAGE_BYTES, SCOPE, keys_of, page_of
+from test_sigkill import (
+    LONG_PAGE_BYTES,
+    LONG_SCOPE,
+    PAGE_BYTES,
+    SCOPE,
+    STRIPED_PAGE_BYTES,
+    STRIPED_SCOPE,
+    keys_of,
+    page_of,
+)
 
 import ritornello as rt
 from servers.child import owner_of
@@ -27,15 +36,19 @@ from servers.loop_device import Disk, Throttle
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
-# If this is the last argument of `CHILD` and of `scope_of`, every fifth sequence has long pages.
+# If this is the last argument of `CHILD` and of `shape_of`, every fifth sequence has long pages,
+# and every sixtieth has one striped page.
 LONG_PAGES = "long"
+# Allocated bytes of a store of 2 GiB at which a loop begins a new store: the loop would fail if the
+# store evicted flushed pages.
+ALMOST_FULL = 1 << 30
 # A program that puts sequences of pages one after another, and reads old sequences. Flushes after
 # every third sequence, and then prints this sequence's name and number of stored pages.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
 from test_sigkill import keys_of, page_of
-from test_kill_loop import scope_of
+from test_kill_loop import shape_of
 import ritornello as rt
 from ritornello.errors import RitornelloError
 path, capacity, name = sys.argv[1].split(","), sys.argv[2] or None, int(sys.argv[3])
@@ -45,10 +58,12 @@ with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
     print("open", flush=True)
     while True:
         name += 1
-        (scope, length), keys = scope_of(name, long), keys_of(name, 1 + name % 7)
+        scope, length, pages = shape_of(name, long)
+        keys = keys_of(name, pages)
         earlier = rng.randrange(max(0, name - 99), name + 1)
-        (old_scope, old_length), old = scope_of(earlier, long), keys_of(earlier, 7)
-        out = [bytearray(old_length) for _ in range(7)]
+        old_scope, old_length, old_pages = shape_of(earlier, long)
+        old = keys_of(earlier, old_pages)
+        out = [bytearray(old_length) for _ in old]
         try:
             stored = store.put_batch(scope, keys, [page_of(key, length) for key in keys])
             if name % 3 == 0:
@@ -66,16 +81,19 @@ with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
 """
 
 
-def scope_of(name: int, long_pages: str) -> tuple[rt.Scope, int]:
-    """Returns the scope of sequence `name`, and the bytes of its pages."""
+def shape_of(name: int, long_pages: str) -> tuple[rt.Scope, int, int]:
+    """Returns the scope of sequence `name`, the bytes of each of its pages, and their number."""
+    # The numbers of striped pages are multiples of three, so that children flush after each.
+    if long_pages == LONG_PAGES and name % 60 == 3:
+        return STRIPED_SCOPE, STRIPED_PAGE_BYTES, 1
     if long_pages == LONG_PAGES and name % 5 == 0:
-        return LONG_SCOPE, LONG_PAGE_BYTES
-    return SCOPE, PAGE_BYTES
+        return LONG_SCOPE, LONG_PAGE_BYTES, 1 + name % 7
+    return SCOPE, PAGE_BYTES, 1 + name % 7
 
 
 class Loop:
     """Two children that work on one store in `volumes` directories, and the pages that children had
-    flushed before they were killed. On several volumes some pages are long.
+    flushed before they were killed. On several volumes some pages are long, and some are striped.
     """
 
     def __init__(self, path: Path, capacity: str, volumes: int = 1) -> None:
@@ -84,6 +102,8 @@ class Loop:
         self.long_pages = LONG_PAGES if volumes > 1 else ""
         self.next = 0
         self.kills = 0
+        # The number of striped pages that children had flushed, in all stores.
+        self.striped = 0
         self.begin(path)
 
     def begin(self, path: Path) -> None:
@@ -104,7 +124,8 @@ class Loop:
 
     def start(self) -> subprocess.Popen[str]:
         """Starts a child with unique sequence names."""
-        self.next += 10_000
+        # A multiple of 60, so that the third sequence of each child may be a striped page.
+        self.next += 12_000
         code = CHILD.format(here=str(Path(__file__).parent))
         words = [sys.executable, "-c", code, ",".join(map(str, self.paths))]
         words += [self.capacity, str(self.next), self.long_pages]
@@ -134,7 +155,10 @@ class Loop:
             words = line.split()
             assert words[:1] not in (["wrong"], ["poisoned"]), line
             if line.startswith("flushed") and line.endswith("\n"):
-                self.flushed[int(words[1])] = int(words[2])
+                name, stored = int(words[1]), int(words[2])
+                self.flushed[name] = stored
+                if shape_of(name, self.long_pages)[0] == STRIPED_SCOPE:
+                    self.striped += stored
 
     def check(self, names: list[int], *, evicts: bool) -> None:
         """Opens the store and checks the sequences `names`, which were flushed: all bytes that are
@@ -142,7 +166,8 @@ class Loop:
         """
         with rt.Store.open(self.paths, capacity=self.capacity, segment_bytes=4 << 20) as store:
             for name in names:
-                (scope, length), keys = scope_of(name, self.long_pages), keys_of(name, 1 + name % 7)
+                scope, length, pages = shape_of(name, self.long_pages)
+                keys = keys_of(name, pages)
                 out = [bytearray(length) for _ in keys]
                 got = store.get_batch(scope, keys, out)
                 assert evicts or got >= self.flushed[name], (
@@ -153,8 +178,9 @@ class Loop:
 
 
 def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
-    """Kills children for `SECONDS` seconds. `evicts`: the store is too small for all flushed pages.
-    Returns the number of flushed sequences and of kills.
+    """Kills children for `SECONDS` seconds and, on several volumes, until children have flushed a
+    striped page. `evicts`: the store is too small for all flushed pages. Returns the number of
+    flushed sequences and of kills.
     """
     until = time.monotonic() + SECONDS
     flushed = 0
@@ -167,8 +193,9 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
         if rng.random() < 0.3:
             names = list(loop.flushed)
             loop.check(rng.sample(names, min(20, len(names))), evicts=evicts)
-        over = time.monotonic() >= until
-        if len(loop.flushed) > 1_500 or over:
+        over = time.monotonic() >= until and (loop.volumes == 1 or loop.striped > 0)
+        used = sum(blocks(path) for path in loop.paths)
+        if len(loop.flushed) > 1_500 or used > ALMOST_FULL or over:
             # Begin a new store before the large store is full and evicts.
             loop.end()
             loop.check(list(loop.flushed), evicts=evicts)
@@ -191,9 +218,25 @@ def test_flushed_pages_survive_repeated_kills(tmp_path: Path, capacity: str, vol
         flushed, kills = run(loop, random.Random(SEED), evicts=capacity != "2GiB")
     finally:
         loop.end()
-    print(f"{capacity}: {kills} kills, {flushed} sequences flushed before a kill and read after it")
+    print(
+        f"{capacity}: {kills} kills, {flushed} sequences flushed before a kill and read after it, "
+        f"{loop.striped} of them striped pages"
+    )
     assert flushed > 0
     assert kills > 0
+
+
+@pytest.mark.parametrize(("capacity", "volumes"), [("2GiB", 4), ("64MiB", 2)])
+def test_striped_page_is_on_every_volume(tmp_path: Path, capacity: str, volumes: int) -> None:
+    """The stores of the loops above divide the page of a striped sequence over all directories."""
+    paths = [tmp_path / str(at) for at in range(volumes)]
+    scope, length, pages = shape_of(3, LONG_PAGES)
+    keys = keys_of(3, pages)
+    with rt.Store.open(paths, capacity=capacity, segment_bytes=SEGMENT) as store:
+        assert store.put_batch(scope, keys, [page_of(key, length) for key in keys]) == 1
+        used = [path["used_bytes"] for path in store.stats()["paths"]]
+        assert len(used) == volumes
+        assert min(used) >= length // volumes - (1 << 20), used
 
 
 # Keeps 16 puts in flight, so that a kill finds many writes queued.

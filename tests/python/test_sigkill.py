@@ -25,6 +25,9 @@ SCOPE = rt.Scope.opaque("sigkill", PAGE_BYTES, chained=True)
 # Longer than 64 units of 4 KiB, so that a page may be stored in pieces.
 LONG_PAGE_BYTES = 300 << 10
 LONG_SCOPE = rt.Scope.opaque("sigkill long", LONG_PAGE_BYTES, chained=True)
+# Longer than 16 MiB, so that a store in several directories stripes the page over them.
+STRIPED_PAGE_BYTES = (16 << 20) + 5_001
+STRIPED_SCOPE = rt.Scope.opaque("sigkill striped", STRIPED_PAGE_BYTES, chained=True)
 
 
 def keys_of(name: int, pages: int) -> list[bytes]:
