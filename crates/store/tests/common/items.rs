@@ -18,6 +18,12 @@ impl Item {
         Self { scope, keys, pages }
     }
 
+    /// The page at `at` alone.
+    pub fn single(&self, at: usize) -> Self {
+        let (keys, pages) = (vec![self.keys[at].clone()], vec![self.pages[at].clone()]);
+        Self { scope: self.scope.clone(), keys, pages }
+    }
+
     pub fn put(&self, store: &Store) -> Result<Outcome> {
         let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
         let (source, control) = (BorrowedPages::new(&pages), Control::default());

@@ -132,10 +132,15 @@ pub fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
 /// Puts pages. The index `lsm` refuses with `metadata` while compaction has not caught up, so the
 /// put is repeated for at most 10 seconds.
 pub fn put(store: &Store, scope: &Scope, keys: &[Vec<u8>], parent: Option<&[u8]>) -> Outcome {
+    put_after_compaction(|| try_put(store, scope, keys, parent).unwrap())
+}
+
+/// Puts with `put`, and repeats the put as [`put`] does.
+pub fn put_after_compaction(put: impl Fn() -> Outcome) -> Outcome {
     let compacts = std::env::var("RITORNELLO_TEST_INDEX").is_ok_and(|index| index == "lsm");
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        let outcome = try_put(store, scope, keys, parent).unwrap();
+        let outcome = put();
         if !compacts || outcome.reason != "metadata" || Instant::now() >= until {
             return outcome;
         }
