@@ -14,11 +14,11 @@ pub const SEGMENT_BYTES: u64 = 4 << 20;
 Writers and readers in this process and in a peer process work on a small store that is always full:
 they put, get, touch, lease, delete and flush, and sometimes drop a scope. Some pages are retained
 for 1 to 20 seconds. During this work the capacity changes between a half of --capacity and all of
-it, directories are added and drained, codecs and quotas change, and all pages are scrubbed. Every
-byte read is compared with the byte that its key implies, and allocated bytes with the capacity. In
-cycles the store is closed and reopened, or one of the processes is killed: a client with puts in
-flight, or the owner, from which the other process takes over. At the end every page is verified as
-by `fsck`.
+it, directories are added and drained, codecs and quotas change, and all pages are scrubbed. While
+the store has several directories, long pages are divided over them. Every byte read is compared
+with the byte that its key implies, and allocated bytes with the capacity. In cycles the store is
+closed and reopened, or one of the processes is killed: a client with puts in flight, or the owner,
+from which the other process takes over. At the end every page is verified as by `fsck`.
 
 Growth is measured in this process between cycles, when no store is open: open files, threads, and
 bytes allocated on the heap. It is the median of the last third of the cycles less the median of the

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use work::{CALL_TIMEOUT, Totals, Workers};
+use work::{CALL_TIMEOUT, LONG_PAGE_BYTES, Totals, Workers};
 
 /// Maximum time for which a cycle works on the open store. A cycle opens the store, works on it,
 /// and closes it.
@@ -75,7 +75,11 @@ struct Report {
 /// If the store cannot be opened, verified or closed, a call hangs, or another process cannot be
 /// started, does not open the store or does not end cleanly.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
-    let options = |dir: &Path| Options { scrub_rate: SCRUB_RATE, ..Options::new(dir) };
+    let options = |dir: &Path| Options {
+        scrub_rate: SCRUB_RATE,
+        long_page_bytes: LONG_PAGE_BYTES,
+        ..Options::new(dir)
+    };
     if let (Some(dir), Some((number, from))) = (&args.join, args.client) {
         limit_open_files(args.open_files)?;
         let options = Options {

@@ -1,6 +1,6 @@
 //! Changes of the space and settings of the store of `soak`, under load.
 
-use super::work::{NUMERIC_SCOPE, Totals, scopes};
+use super::work::{NUMERIC_SCOPE, SCOPES, Totals, scopes};
 use crate::random::mix;
 use ritornello_codec::Codec;
 use ritornello_format::{Error, ErrorKind, Result, ScopeSettings};
@@ -147,7 +147,7 @@ impl Changer {
     }
 
     fn configure(&mut self) -> Result<()> {
-        let which = self.random_below(4) as usize;
+        let which = self.random_below(SCOPES as u64) as usize;
         let codecs = [Codec::Raw, Codec::Split, Codec::Zstd];
         let codec = codecs[self.random_below(3) as usize].number();
         let quota_bytes =

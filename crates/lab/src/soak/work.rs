@@ -11,20 +11,27 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Maximum duration of a call; a longer call counts as hung.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Pages of the longest sequence.
-const PAGES: u64 = 16;
+/// Number of scopes.
+pub const SCOPES: usize = 5;
+/// Pages of the longest sequence, by scope.
+const PAGES: [u64; SCOPES] = [16, 16, 16, 16, 2];
 /// Bytes of all sequences together, counting half of [`PAGES`] pages per sequence, as a multiple of
 /// the store's capacity.
 const WORKING_SET_CAPACITIES: u64 = 3;
-/// Bytes per page, by scope.
-const PAGE_BYTES: [usize; 4] = [12_000, 64 << 10, 300_000, 64 << 10];
+/// Bytes per page, by scope. The last scope's pages are longer than [`LONG_PAGE_BYTES`].
+const PAGE_BYTES: [usize; SCOPES] = [12_000, 64 << 10, 300_000, 64 << 10, 1_400_000];
+/// Length above which the soak's store stripes a page over its directories. At most five
+/// directories are in use, so each piece has at least 256 KiB.
+pub const LONG_PAGE_BYTES: u64 = 5 * (256 << 10);
+const _: () = assert!(PAGE_BYTES[SCOPES - 1] as u64 > LONG_PAGE_BYTES, "no page is striped");
 /// Position in [`scopes`] of the scope whose pages are bfloat16 numbers, which codecs can encode.
 pub const NUMERIC_SCOPE: usize = 3;
 /// Maximum retention of pages, in seconds.
 const RETAIN_SECONDS_MAX: u64 = 20;
 
-/// Returns the scopes of small pages, ordinary pages, large pages, and pages of bfloat16 numbers.
-pub fn scopes() -> [Scope; 4] {
+/// Returns the scopes of small pages, ordinary pages, large pages, pages of bfloat16 numbers, and
+/// striped pages.
+pub fn scopes() -> [Scope; SCOPES] {
     [
         Scope::opaque("soak small", PAGE_BYTES[0] as u64, false),
         Scope::opaque("soak", PAGE_BYTES[1] as u64, true),
@@ -39,6 +46,7 @@ pub fn scopes() -> [Scope; 4] {
             page_bytes: None,
             ..Scope::opaque("soak numbers", 1, true)
         },
+        Scope::opaque("soak striped", PAGE_BYTES[4] as u64, true),
     ]
 }
 
@@ -169,9 +177,9 @@ impl Workers {
 struct Worker {
     store: Arc<Store>,
     totals: Arc<Totals>,
-    scopes: [Scope; 4],
+    scopes: [Scope; SCOPES],
     /// Number of sequences of each scope.
-    sequence_counts: [u64; 4],
+    sequence_counts: [u64; SCOPES],
     random: u64,
     pages: Vec<Vec<u8>>,
     expected: Vec<u8>,
@@ -181,7 +189,8 @@ impl Worker {
     fn new(store: Arc<Store>, totals: Arc<Totals>, capacity: u64, random: u64) -> Self {
         let scopes = scopes();
         let share = capacity * WORKING_SET_CAPACITIES / scopes.len() as u64;
-        let sequence_counts = PAGE_BYTES.map(|bytes| (share / (bytes as u64 * PAGES / 2)).max(4));
+        let count = |at: usize| (share / (PAGE_BYTES[at] as u64 * PAGES[at] / 2)).max(4);
+        let sequence_counts = std::array::from_fn(count);
         Self {
             store,
             totals,
@@ -205,7 +214,7 @@ impl Worker {
         let few = self.random_below(2) == 0;
         let sequence_counts =
             if few { self.sequence_counts[at] / 16 + 1 } else { self.sequence_counts[at] };
-        let (name, pages) = (self.random_below(sequence_counts), self.random_below(PAGES) + 1);
+        let (name, pages) = (self.random_below(sequence_counts), self.random_below(PAGES[at]) + 1);
         let key = |page: u64| {
             let mut key = [0; 24];
             for (to, word) in key.chunks_exact_mut(8).zip([at as u64, name, page]) {
