@@ -8,11 +8,12 @@ use common::log_lines::log_lines;
 use common::*;
 use ritornello_format::{ErrorKind, PAGE_BYTES_MAX, Place, Scope, UNIT};
 use ritornello_medium::Host;
-use ritornello_store::{Catalog, ClientId, Options};
+use ritornello_store::{Catalog, ClientId, Options, Refusal, ReserveRequest};
 use ritornello_volume::segments::Segments;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Length of a page: more than 17 segments, and not a multiple of the unit.
 const PAGE: u64 = 17 * MIB + 100;
@@ -130,6 +131,11 @@ fn pages_as_long_as_a_segment_are_placed() {
     }
 }
 
+/// Whether a line warns that pages of a scope no longer fit the store.
+fn is_advice(line: &&String) -> bool {
+    line.starts_with("WARN") && line.contains("raise the capacity")
+}
+
 #[test]
 fn a_page_too_long_for_the_shrunk_store_evicts_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,9 +149,43 @@ fn a_page_too_long_for_the_shrunk_store_evicts_nothing() {
             assert_eq!(put(&open.store, &long, &sequence(name, 1), None).reason, "no_space");
         }
     });
-    let is_advice =
-        |line: &&String| line.starts_with("WARN") && line.contains("raise the capacity");
     assert_eq!(lines.iter().filter(is_advice).count(), 1, "not one line for the scope: {lines:?}");
     assert_eq!(get(&open.store, &short, &sequence(2, 8)).pages, 8);
+    open.close();
+}
+
+/// Such a page would be refused if its scope were new.
+#[test]
+fn page_longer_than_half_of_the_shrunk_store_replaces_other_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 64);
+    let (short, long) = (unchained(300_000), unchained(PAGE));
+    assert_eq!(put(&open.store, &long, &sequence(1, 1), None).pages, 1);
+    open.store.resize(24 * MIB).unwrap();
+    put(&open.store, &short, &sequence(2, 8), None);
+    for name in 2..5 {
+        let keys = sequence(name, 1);
+        assert_eq!(put(&open.store, &long, &keys, None).pages, 1, "page {name}");
+        assert_eq!(get(&open.store, &long, &keys).pages, 1, "page {name}");
+        assert_eq!(get(&open.store, &long, &sequence(name - 1, 1)).pages, 0, "page {name}");
+    }
+    // Two such pages do not fit, so a page cannot be replaced while it is being read.
+    let lease = begin_read(&open, &long, &sequence(4, 1));
+    assert_eq!(put(&open.store, &long, &sequence(5, 1), None).reason, "no_space");
+    open.core.catalog_for(ClientId::LOCAL, "").release(lease).unwrap();
+    assert_eq!(put(&open.store, &long, &sequence(5, 1), None).pages, 1);
+    // A client may reserve half of the store, so its puts of such pages are refused.
+    let client = open.core.catalog_for(ClientId(7), "0123456789abcdef0123456789abcdef");
+    let scope = client.resolve(&long, false).unwrap().unwrap();
+    let request = ReserveRequest { timeout: Duration::from_secs(5), ..Default::default() };
+    let lines = log_lines(|| {
+        for name in 6..8 {
+            let keys = sequence(name, 1);
+            let reserved = client.reserve(scope, &refs(&keys), None, &request).unwrap();
+            assert_eq!(reserved.refused, Some(Refusal::NoSpace));
+        }
+    });
+    assert_eq!(lines.iter().filter(is_advice).count(), 1, "not one line for the scope: {lines:?}");
+    assert_eq!(get(&open.store, &long, &sequence(5, 1)).pages, 1, "nothing may be evicted");
     open.close();
 }

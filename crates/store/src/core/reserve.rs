@@ -197,7 +197,7 @@ impl StoreCore {
                     if refusal == Refusal::NoSpace {
                         let (header_units, page_units) = put.run_lengths(pages);
                         let units = u64::from(header_units) + u64::from(page_units);
-                        self.warn_if_too_large(put.scope, units);
+                        self.warn_if_too_large(put.client, put.scope, units);
                     }
                     return PlacedRuns { refused: Some(refusal), ..placed };
                 }

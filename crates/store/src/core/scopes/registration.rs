@@ -2,6 +2,7 @@
 
 use crate::budget::Budget;
 use crate::catalog::ScopeRef;
+use crate::client_id::ClientId;
 use crate::core::StoreCore;
 use ritornello_format::{
     Error, ErrorKind, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, UNIT,
@@ -40,11 +41,13 @@ impl StoreCore {
         }
     }
 
-    /// Logs, once for each scope, that a page of the scope exceeds the whole store: the store has
-    /// shrunk since the scope was registered. `units` is the length of the page and its run header.
-    pub(crate) fn warn_if_too_large(&self, scope: ScopeRef, units: u64) {
+    /// Logs, once for each scope, that `client` can never store a page of the scope, because the
+    /// store has shrunk since the scope was registered: the page exceeds the whole store, or the
+    /// half of it that a client may reserve. `units` is the length of the page and its run header.
+    pub(crate) fn warn_if_too_large(&self, client: ClientId, scope: ScopeRef, units: u64) {
         let budget = self.shape.budget();
-        let most = u64::from(budget.segments_max) * budget.segment_bytes;
+        let whole = u64::from(budget.segments_max) * budget.segment_bytes;
+        let most = if client == ClientId::LOCAL { whole } else { whole / 2 };
         if units * UNIT > most && self.scopes.is_first_too_large(scope.slot) {
             let error = too_large(scope.page_bytes, &budget);
             tracing::warn!(%error, scope = %scope.id, "pages of this scope are refused");
