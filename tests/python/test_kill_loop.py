@@ -41,7 +41,7 @@ SEGMENT = 4 << 20
 LONG_PAGES = "long"
 # Allocated bytes of a store of 2 GiB at which a loop begins a new store: the loop would fail if the
 # store evicted flushed pages.
-ALMOST_FULL = 1 << 30
+ALMOST_FULL = 512 << 20
 # A program that puts sequences of pages one after another, and reads old sequences. Flushes after
 # every third sequence, and then prints this sequence's name and number of stored pages.
 CHILD = """
@@ -382,10 +382,10 @@ def stored_keys(store: rt.Store) -> list[bytes]:
 
 
 def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
-    """Kills a process, the witness, that has flushed its pages, lists all pages of the store, and
-    puts no further page. Checks that the number of listed pages that are missing afterwards does
-    not exceed the evictions that the owners' counters report since the listing began. Returns the
-    numbers of listed pages and of pages that were evicted since then.
+    """Starts a process, the witness, that flushes pages, lists all pages of the store, and then
+    puts no further page; and kills it. Checks that the number of listed pages that are missing
+    afterwards does not exceed the evictions that the owners' counters report since the listing
+    began. Returns the numbers of listed pages and of pages that were evicted since then.
     """
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))

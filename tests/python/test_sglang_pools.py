@@ -50,7 +50,7 @@ def test_page_pieces_become_spans() -> None:
         (2, {0: ([8], [4]), 1: ([4], [4])}, "not evenly spaced"),
     ],
 )
-def test_unevenly_spaced_memory_is_refused(pages: int, pieces: Any, problem: str) -> None:
+def test_unusable_page_memory_is_refused(pages: int, pieces: Any, problem: str) -> None:
     with pytest.raises(PagesError, match=problem):
         spans(lambda page: pieces[page], pages)
 

@@ -294,9 +294,9 @@ impl FailoverCatalog {
         Ok((committed, issuer))
     }
 
-    /// Ends a flush that began at `mark` and that the owner of `flushed` executed. Fails with
-    /// `Miss`, once, if puts or deletes that an earlier owner acknowledged to this process may be
-    /// lost. They may be lost if the owner died, or its core failed and was reopened, before a
+    /// Ends a flush that began at `mark` and was answered through the membership `flushed`. Fails
+    /// with `Miss`, once, if puts or deletes that an earlier owner acknowledged to this process may
+    /// be lost. They may be lost if the owner died, or its core failed and was reopened, before a
     /// flush covered them (see [`Unflushed`]). A put also acknowledges pages that this process
     /// found present and did not write.
     fn complete_flush(&self, mark: FlushMark, flushed: &Membership) -> Result<()> {

@@ -72,8 +72,9 @@ pub(crate) fn dial(
 /// the owner's epoch.
 ///
 /// # Errors
-/// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it did not
-/// reply; the error in the owner's reply; any error of [`First::read`] for this reply.
+/// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died, its socket file was replaced, or
+/// it replied [`HelloReply::Gone`]; [`OwnerSilent`] if it did not reply; the error in the owner's
+/// reply; any error of [`First::read`] for this reply.
 pub(crate) fn handshake(
     directory: &NodeDirectory,
     (mut channel, file): Dialled,

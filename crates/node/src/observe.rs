@@ -154,7 +154,11 @@ fn ask_as_client<T>(
     expected: impl Fn(Response) -> Option<T>,
 ) -> Result<Option<T>> {
     let until = Instant::now() + within;
-    let owned = |directory: &Arc<NodeDirectory>, _| {
+    let owned = |directory: &Arc<NodeDirectory>, owner: LockHolder| {
+        // File operations in the directory took all the time: the owner was not asked.
+        if Instant::now() >= until {
+            return Err(late(owner));
+        }
         let response = Client::connect(directory, until)?.call(request, until)?;
         expected(response).map(Some).ok_or_else(unexpected)
     };

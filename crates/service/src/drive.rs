@@ -30,7 +30,7 @@ struct Known {
     statistics: BTreeMap<String, Option<PathBuf>>,
     /// Directories that a search reads now, and whether the directory was forgotten during its
     /// search. A forgotten directory stays until its search ends, so a directory that hangs
-    /// occupies one search, also if it is listed again.
+    /// occupies one search, also if it is listed again. Its drive is unknown until the search ends.
     claimed: BTreeMap<String, bool>,
     /// Directories whose device could not be read the last time.
     failed: BTreeSet<String>,

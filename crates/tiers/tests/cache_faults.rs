@@ -260,8 +260,8 @@ fn shared_prefix_is_fetched_once() {
     find_once(&cache, &b);
     assert_eq!((find(&cache, &a).local, find(&cache, &b).local), (320, 320));
     assert!(reads(&cache, &a, 0) && reads(&cache, &b, 0));
-    // The 300 pages that the prompts share were fetched once, and 20 further pages for each prompt.
-    // At most ten of the shared pages were fetched for both prompts.
+    // The 300 pages that the prompts share were fetched once, except that at most ten of them were
+    // fetched for both prompts. 20 further pages were fetched for each prompt.
     let pages = cache.stats().unwrap().prefetch.pages;
     assert!((340..=350).contains(&pages), "{pages}");
 }

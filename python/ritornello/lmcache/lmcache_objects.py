@@ -111,8 +111,8 @@ class ObjectStore:
         self, number: int, items: Sequence[Item | None], completions: "Completions", *, is_put: bool
     ) -> Job | None:
         """Starts a put or a get. Skips items that are None. In a get, an object that is stored in a
-        different format is a miss. Returns None, or the job if it has ended already, because no
-        ticket could be started.
+        different format is a miss. Returns None or, if no ticket was started, the job, which has
+        then ended.
         """
         groups: dict[tuple[Family, ObjectFormat], list[tuple[int, Item]]] = {}
         for index, item in enumerate(items):

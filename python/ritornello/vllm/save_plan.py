@@ -99,10 +99,11 @@ class SavePlan:
         return self._deferred.plan(step, saves, self._cache)
 
     def complete_step(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
-        """Takes the outcome of the steps up to number `step`. Cancels deferred saves of pages that
-        were computed from a failed load, marks these pages as unsaved, and evicts their blocks from
-        vLLM's prefix cache. `invalid`: blocks that failed to load; `failed`: requests whose
-        load failed, where vLLM cannot name blocks. Does nothing outside MultiConnector.
+        """Takes the outcome of the steps up to number `step`. Cancels all deferred saves of the
+        requests that hold a block that failed to load, or a block computed after such a block, and
+        of the requests in `failed`; marks the pages of these saves as unsaved; and evicts these
+        blocks from vLLM's prefix cache. `invalid`: blocks that failed to load; `failed`: requests
+        whose load failed, if vLLM cannot name the blocks. Does nothing outside MultiConnector.
         """
         if self._deferred is None:
             return

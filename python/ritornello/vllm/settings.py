@@ -49,7 +49,7 @@ class Settings(StoreSettings):
 
     @classmethod
     def parse_on_cpus(cls, extra: Mapping[str, Any]) -> "Settings":
-        """Parses the extra configuration of an engine on CPUs, whose tiers are all ours."""
+        """Parses the extra configuration of an engine on CPUs, whose host tier is Ritornello's."""
         settings = cls.parse(extra)
         CPU_TIERS.check(settings.tiers)
         return settings

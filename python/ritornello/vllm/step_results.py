@@ -46,8 +46,9 @@ class StepResults:
     def record_load(self, load: Load, result: LoadResult, seconds: float) -> bool:
         """Records a load that ended. `seconds`: its duration or, if it arrived layer by layer, the
         time that the step waited for its loads; goes to `WorkerReport.load_seconds`. Returns
-        whether some pages were not filled. With several KV cache groups, the failed blocks of
-        asynchronous loads are not reported to vLLM, which then computes the whole request.
+        whether some pages were not filled. With several KV cache groups, the failed blocks of an
+        asynchronous load are not reported to vLLM: the request is reported as failed instead, and
+        vLLM computes all of it.
         """
         self.report.load_seconds[load.request] = seconds
         if self._store.wants_timings:

@@ -1,7 +1,7 @@
 """The table of kinds of KV cache in docs/models.md, and the kinds that the connector serves or
 leaves to vLLM's offloading, agree with the kinds of KV cache in each tested version of vLLM.
-Lookups and scopes of our tier below vLLM's offloading (`ritornello.vllm.tier`) agree with the kinds
-of the installed version.
+For the installed version, our tier below vLLM's offloading (`ritornello.vllm.tier`) looks up the
+chunks that vLLM needs, and gives different specs different scopes.
 """
 
 import ast

@@ -95,7 +95,8 @@ def test_pages_computed_from_failed_load_are_not_saved(
         fail_loads(broken, [2])
         wrong_if_saved = engine.tokens(longer)
     engine.forget()
-    # Every page of the longer prompt was saved after its recomputation, from valid blocks.
+    # The store holds every page of the longer prompt, and none of them was computed from the failed
+    # block.
     again = engine.ask(longer)[0]
     assert again.num_cached_tokens == 399 // BLOCK * BLOCK
     assert list(again.outputs[0].token_ids) == wrong_if_saved[0]

@@ -71,7 +71,8 @@ impl<const MAX: usize> PackedList<MAX> {
     /// Decodes keys.
     ///
     /// # Errors
-    /// If there are more than `MAX` keys, or their lengths and bytes do not agree.
+    /// If there are more than `MAX` keys, if their lengths and bytes do not agree, or if they have
+    /// fewer than `KEY_BYTES_MIN` bytes on average.
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<KeyList, D::Error> {

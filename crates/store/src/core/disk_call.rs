@@ -4,8 +4,8 @@
 //! serve all its volumes, so none of them may wait for the disk of a single volume: the thread of
 //! the call waits, and ends when the disk answers. The disk of the store's own directory, which has
 //! journal and manifest, is an exception: without it no put succeeds anyway, so background threads
-//! may wait for it. Their waits for sync rounds have a limit: 10 seconds, 30 seconds in the search
-//! for the new place of a moved run, 60 seconds before the sync of moved runs.
+//! may wait for it. Their waits for sync rounds end after 10 seconds, in the search for the new
+//! place of a moved run after 30 seconds, and for the sync of moved runs after 60 seconds.
 
 use super::StoreCore;
 use parking_lot::Mutex;

@@ -127,10 +127,10 @@ pub struct Victim {
 /// of runs, and no I/O, except that the index `lsm` may read its files for an [`EvictionContext`].
 ///
 /// **Protocol.** Runs are admitted when they are committed or salvaged. At open all runs are
-/// admitted, least recently used first. A quota gives its scope another policy, to which the runs
-/// of the scope are admitted in the same order. Whenever the index reports removed pages, for any
-/// reason, the store calls [`Eviction::shrink`] or [`Eviction::remove`], also for the victims that
-/// [`Eviction::victims`] returned.
+/// admitted, least recently used first. A scope with a quota has a policy of its own as well, to
+/// which the runs of the scope are admitted in the same order. Whenever the index reports removed
+/// pages, for any reason, the store calls [`Eviction::shrink`] or [`Eviction::remove`], also for
+/// the victims that [`Eviction::victims`] returned.
 pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;
@@ -178,7 +178,7 @@ pub trait Eviction: Send + Debug {
     fn remove(&mut self, run: RunId);
 
     /// Chooses runs to cut until at least `units` units become free, or no run that this call
-    /// examines can be cut. Protected runs stay complete, as do the pages that they follow.
+    /// examines can be cut. Never cuts a protected run, or the pages that it follows.
     ///
     /// The work does not grow with the number of runs. The work grows with the number of protected
     /// runs that the policy proposes as victims and the call skips; a later call examines only a

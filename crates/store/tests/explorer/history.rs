@@ -379,8 +379,9 @@ impl History {
         assert!(known, "{message}");
     }
 
-    /// Runs a maintenance pass if `maintain`, otherwise a flush. Commits `unfinished` during this
-    /// call, after `after` changes of the disk.
+    /// Runs a maintenance pass if `maintain`, otherwise a flush. Commits `unfinished` during the
+    /// pass or flush, after `after` changes of the disk; afterwards in `durable` mode, or if the
+    /// pass or flush makes fewer changes.
     fn commit_concurrently(
         &mut self,
         open: &Open,

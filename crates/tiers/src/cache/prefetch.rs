@@ -47,9 +47,9 @@ pub(super) enum Stage {
     Querying,
     /// `fetched` of `of` pages are stored.
     Fetching { fetched: usize, of: usize },
-    /// Complete since `at`. The first `known` pages of the prompt are on local tiers or the remote;
-    /// in an unchained scope, any `known` pages are. `fetched` is the number of pages fetched, or
-    /// zero after a lookup has taken it.
+    /// Ended at `at`: complete, failed, cancelled or not worthwhile. The first `known` pages of the
+    /// prompt were found on local tiers or the remote; in an unchained scope, `known` pages in any
+    /// positions were. `fetched` is the number of pages fetched, or zero after it was taken.
     Done { at: Instant, known: usize, fetched: usize },
 }
 
@@ -126,8 +126,8 @@ impl Prefetch {
     }
 
     /// Bytes on the first tier that are reserved for this prompt, in all scopes that hold parts of
-    /// its pages: all pages to fetch while the prefetch runs, then the fetched pages until a lookup
-    /// takes them, for at most [`KEEP_FOR`].
+    /// its pages: none until the remote has answered, then all pages to fetch until the prefetch
+    /// ends, then the fetched pages until a lookup takes them, for at most [`KEEP_FOR`].
     pub(super) fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,

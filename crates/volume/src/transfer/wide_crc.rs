@@ -30,7 +30,7 @@ mod x86 {
         _mm256_setzero_si256, _mm256_xor_si256,
     };
 
-    /// The polynomial of CRC-64/NVME, lowest bit first.
+    /// The polynomial of CRC-64/NVME, bit-reflected.
     const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
     const LANE: usize = 32;
     /// Bytes per step: eight lanes keep the multiplier busy while each lane waits for its previous
@@ -50,7 +50,7 @@ mod x86 {
             && !is_x86_feature_detected!("avx512vl")
     }
 
-    /// `x` to the power of `n`, modulo the polynomial, lowest bit first.
+    /// `x` to the power of `n`, modulo the polynomial, bit-reflected: bit 63 is the constant term.
     const fn power(n: usize) -> i64 {
         let (mut value, mut at) = (1 << 63, 0);
         while at < n {
