@@ -140,8 +140,8 @@ begun.wait()
 time.sleep(0.3)
 """
 
-# The store cannot be opened at first, and its parent process forks. The child removes the fault and
-# opens the store.
+# The store cannot be opened at first, and the process forks. The child removes the fault and opens
+# the store; the parent ends with the child's exit status.
 FORK_WHILE_OPENING = f"""{PREAMBLE}
 assert not store.open()
 child = os.fork()

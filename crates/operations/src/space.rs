@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 The pages in the segments to be removed are moved to the segments that remain. If these lack space,
 pages are evicted in the order of the store's eviction policy. Leased and retained pages, and pages
 being written, may take at most 95 % of the new capacity. The command ends when the files are
-removed; if it is interrupted, the store's owner continues.
+removed; if it is interrupted, the store's owner continues, or the next owner if the command owned
+the store.
 
 Pass the new capacity to Store.open too, or no capacity: an owner resizes the store to the capacity
 that it is given.

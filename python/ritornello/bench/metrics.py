@@ -13,7 +13,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 CONNECTOR_PREFIX = "vllm:ritornello_"
-# vLLM counts tokens from tiers that it does not know as `external_unspecified`. Of the tiers of
+# vLLM counts tokens from tiers that it does not know as `external_unspecified`. Among the tiers of
 # Ritornello's connector, vLLM does not know the remote.
 TIERS = {"external_unspecified": "remote"}
 

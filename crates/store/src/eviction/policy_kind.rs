@@ -22,7 +22,7 @@ pub enum PolicyKind {
     TwoQ,
     /// S3-FIFO, three queues (small, main, evicted keys): Yang et al., SOSP '23.
     S3Fifo,
-    /// Least expected hits first, learnt from the intervals between uses.
+    /// Fewest expected hits per unit of time first, learnt from the intervals between uses.
     Density,
     /// Evicts by the other policy that had most hits recently in shadow caches, which simulate each
     /// policy on a sample of the pages. Changes the policy only for a lead above a margin.

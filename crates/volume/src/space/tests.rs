@@ -143,7 +143,7 @@ fn stopped_volumes_get_no_segments_until_resumed() {
 }
 
 #[test]
-fn pieces_cross_volumes_only_when_no_volume_has_room() {
+fn run_is_on_several_volumes_only_when_no_volume_has_room() {
     let mut space = full(&[1, 1]);
     let other = |start, units| Extent { segment: SegmentId::new(1, 0), start, units };
     space.mark(&[extent(0, 300, 724), other(300, 724)]).unwrap();
