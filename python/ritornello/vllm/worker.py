@@ -161,7 +161,9 @@ class WorkerSide:
         return finished, failed
 
     def save(self, metadata: StepMetadata) -> None:
-        """Ends the loads of this step, then starts a put of the blocks of each of its saves."""
+        """Ends the loads of this step, then starts the puts of its saves, one for each object that
+        this worker writes.
+        """
         self.step_loads.finish()
         report = self.results.report
         report.step = metadata.step

@@ -171,7 +171,8 @@ impl Fetch<'_> {
         let loading = tiers.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
-            // No lookup waits longer than `MAX_LOOKUP_WAIT` for pages.
+            // Limits the wait for the rate: no lookup waits longer for pages. The read and the put
+            // have other limits.
             deadline: Some(begun + MAX_LOOKUP_WAIT),
             cancelled: Some(Arc::clone(&job.cancelled)),
             ..Control::default()

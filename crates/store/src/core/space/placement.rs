@@ -1,5 +1,5 @@
 //! Finds extents for a run: in free space, else after draining withheld space, else in a new
-//! segment, else by eviction.
+//! segment, else in the reserve, which eviction refills.
 
 use super::StoreSpace;
 use crate::budget::Budget;
