@@ -3,8 +3,9 @@
 
     python benches/vllm_scheduler.py [--json] [--tokens 16384] [--block 64] [--dir FOLDER]
 
-`request`: all hooks of one request (lookup, admission, its first step, its end), with the whole
-prompt in the store (hit) or nothing of it (miss). `step`: planning one step of 100 running
+`request`: all hooks of one request, with all its pages in the store (hit) or none of them (miss):
+lookup, admission, its first step, its end; of a hit also the step that begins the load, the end of
+the load, and a second admission. `step`: planning one step of 100 running
 requests, each with one more token; every request fills a page once in `--block` steps. The name
 of a model states into which objects its pages are divided: groups of KV heads, pipeline stages, and
 KV cache groups with a sliding window. The store is real, and owned by this process.

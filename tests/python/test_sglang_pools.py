@@ -43,7 +43,7 @@ def test_page_pieces_become_spans() -> None:
     ("pages", "pieces", "problem"),
     [
         (0, {}, "no pages"),
-        (3, {0: ([], []), 1: ([], []), 2: ([], [])}, "names no memory"),
+        (3, {0: ([], []), 1: ([], []), 2: ([], [])}, "names no pieces"),
         (3, {0: ([8], [4]), 1: ([12], [8]), 2: ([16], [4])}, "differ in size"),
         (3, {0: ([8], [4]), 1: ([12], [4]), 2: ([20], [4])}, "not evenly spaced"),
         (2, {0: ([8], [4]), 1: ([10], [4])}, "not evenly spaced"),

@@ -247,7 +247,7 @@ def test_search_for_windows_has_time_limit(
     assert find(machine("three"), STATE).pages == 10
 
 
-def test_ended_prefetch_ends_waiting(
+def test_cancelled_lookup_stops_waiting(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, counted: str
 ) -> None:
     one, opened = machine("one", counted), Event()

@@ -32,7 +32,7 @@ class Gated:
 
     values: dict[str, bytes] = {}
     opened, asked = Event(), Event()
-    # Set between tests: calls that are in progress when a test ends must not wait.
+    # Set between tests: calls that begin after the end of a test must not wait.
     opened.set()
 
     def get(self, name: str, start: int, stop: int | None) -> bytes | None:
@@ -174,7 +174,7 @@ def test_scheduler_does_not_wait_for_remote(machine: Machine, gated: str) -> Non
     Gated.opened.set()
 
 
-def test_ended_prefetch_ends_waiting(machine: Machine, gated: str) -> None:
+def test_cancelled_lookup_stops_waiting(machine: Machine, gated: str) -> None:
     one = machine("one", gated)
     assert put(one, KEYS[:8]) == 8
     told: list[int] = []

@@ -55,8 +55,9 @@ def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: Fake
 
 @pytest.mark.parametrize("pages", [6, 5])
 def test_pending_window_is_repeated_and_cancelled(blocks: Blocks, pages: int) -> None:
-    """The pages of the full-attention group are on this machine, `pages` of them, and the pages of
-    the window group are fetched from a remote, which has the windows of a prefix of five pages.
+    """This machine has the first `pages` pages of the full-attention group, of a prompt of seven. A
+    remote has the two pages of the window group that a prefix of five pages needs; while they are
+    fetched, the lookup is pending.
     """
 
     class WindowPending(FakeStore):

@@ -144,7 +144,7 @@ class FakeStore:
 
 
 class Tensor:
-    """An array with the interface of a torch tensor."""
+    """An array of bytes with the part of a torch tensor's interface that vLLM's connector uses."""
 
     def __init__(self, array: Any) -> None:
         self.shape: Sequence[int] = array.shape

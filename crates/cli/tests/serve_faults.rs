@@ -154,7 +154,7 @@ fn second_service_of_a_store_is_scraped_while_it_takes_over() {
                 started.elapsed() < Duration::from_secs(180),
                 "the second service owns nothing"
             );
-            // The service answers at most 100 requests per second.
+            // The service serves 100 requests per second without a token, after a burst of 200.
             std::thread::sleep(Duration::from_millis(50));
         }
     });

@@ -16,8 +16,8 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// `Invalid` if a process owns the store or this process has it open; `Retry` if threads of this
-/// process open or close it for a minute; errors of the directory and its lock; any error of
-/// [`ritornello_store::convert_index`].
+/// process open or close it, or ask its owner, for a minute; errors of the directory and its lock;
+/// any error of [`ritornello_store::convert_index`].
 pub fn convert_index(
     path: &Path,
     to: IndexKind,

@@ -42,8 +42,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 /// Maximum time an attempt waits for this process's writes in progress.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time that an attempt waits until no call is inside the poisoned core; new calls are
-/// blocked during this time.
+/// Maximum time that an attempt to reopen or to leave waits until no call is inside the core; new
+/// calls are blocked during this time.
 const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval between checks of where the directory's path leads, and between reports, while the
 /// store works.

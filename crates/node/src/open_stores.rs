@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// The open store of one directory. Locked while the store is being opened or closed, which may
-/// take long.
+/// The open store of one directory. Locked while a thread opens or closes the store, or works on
+/// its directory without opening the store ([`crate::exclusive`]); each may take long.
 pub(crate) type Slot = Arc<Mutex<Weak<Shared>>>;
 
 /// Open stores by directory, each with the process that made the entry: a forked child removes its
@@ -28,11 +28,11 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Returns the slot of a directory in this process.
 ///
 /// # Errors
-/// `Retry` if this process was forked while its parent opened a store.
+/// `Retry` if this process was forked while a thread of its parent was in this function.
 pub(crate) fn slot(directory: Identity) -> Result<Slot> {
     let Some(mut open) = OPEN.try_lock_for(CALL_TIMEOUT) else {
         return Err(Error::retry(
-            "this process was forked while its parent was opening a store: fork again",
+            "this process was forked while its parent was accessing a store: fork again",
         ));
     };
     // Remove the entries of a parent process, and the entries of dropped stores that no thread

@@ -20,7 +20,8 @@ impl StdError for OwnerLost {}
 
 /// Returns the error for a lost owner; `cause` is the failure that revealed the loss.
 pub(crate) fn owner_lost(cause: io::Error) -> Error {
-    Error::retry("the process that owned the store has ended").because(OwnerLost(cause))
+    Error::retry("the store's owner died or closed the store, or the connection to it failed")
+        .because(OwnerLost(cause))
 }
 
 pub(crate) fn is_owner_lost(error: &Error) -> bool {

@@ -19,7 +19,8 @@ const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 /// Result of a ticket. `pages`: leading pages stored (put) or filled and verified (get). `bytes`:
 /// payload moved. `seconds`: from submission to the end. `reason`: "" if all pages succeeded, else
-/// why the first missing page failed. `ok[i]`: whether page `i` was stored, or filled and verified.
+/// why a page failed; of a get, "not_found" only if no page failed that was found. `ok[i]`: whether
+/// page `i` was stored, or filled and verified.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Outcome(Arc<ritornello_store::Outcome>);
 

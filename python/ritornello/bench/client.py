@@ -23,7 +23,9 @@ LINE_BYTES = 16 << 20
 
 
 class ServingError(Exception):
-    """The server cannot be measured; the message says what to do next."""
+    """The server cannot be measured. The message says what to do next, unless it only repeats an
+    error that the server sent within an answer.
+    """
 
 
 @dataclass(frozen=True, slots=True)

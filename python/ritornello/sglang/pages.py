@@ -58,8 +58,9 @@ def pools(meta: Meta, pages: int, parts: int = 1) -> "list[PagePool]":
 
 
 def page_ids(indices: Any, keys: int, page_tokens: int) -> list[int] | None:
-    """Returns the page numbers of `indices`, the positions of tokens in a host pool; None if the
-    positions are not whole pages, or not as many pages as `keys` says.
+    """Returns the page numbers of `indices`, the positions of tokens in a host pool; None without
+    positions, if they are not as many as `keys` pages have, or if the first position of a page is
+    not the start of a page. Does not check the other positions.
     """
     if indices is None or len(indices) != keys * page_tokens:
         return None
@@ -72,5 +73,5 @@ def page_ids(indices: Any, keys: int, page_tokens: int) -> list[int] | None:
 def _checked(pieces: Pieces) -> tuple[list[int], list[int]]:
     bases, sizes = list(pieces[0]), list(pieces[1])
     if not bases or len(bases) != len(sizes) or min(sizes) < 1 or min(bases) < 1:
-        raise PagesError("the pool names no memory")
+        raise PagesError("the pool names no pieces, or pieces without an address or a size")
     return bases, sizes

@@ -186,7 +186,8 @@ class SchedulerSide:
         failed: Collection[str] = (),
     ) -> None:
         """Takes the result of a step. `loaded`: requests whose asynchronous load ended on all
-        workers. `failed`: loaded requests whose load failed, if vLLM cannot name the blocks.
+        workers. `failed`: requests whose load failed without failed blocks in `invalid_blocks`, as
+        with several KV cache groups.
         """
         self._load_plan.complete_step(report, loaded)
         if report is not None:

@@ -2,7 +2,7 @@
 have it: imported names, attributes of objects, arguments of calls, parameters of overrides.
 
 Uses of objects whose type does not follow from an annotation, a constructor or a hint are not
-found.
+found; nor are uses in the decorators, annotations and defaults of a function.
 """
 
 import ast

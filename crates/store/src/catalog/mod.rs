@@ -280,9 +280,9 @@ pub trait Catalog: Send + Sync {
     /// Returns the newest decisions about the request that `request` names, at most
     /// [`EXPLAINED_DECISIONS_MAX`](crate::EXPLAINED_DECISIONS_MAX), and explains why the pages of
     /// the request are hits or misses now. `request` is the engine's own id of the request. If no
-    /// remembered decision has this id, `request` names all requests whose id is `request`, or
-    /// begins with `request` and `-`, after a number and `_` or without them: `cmpl-1` names
-    /// `cmpl-1-0-5d41402a` and `2_cmpl-1-0-5d41402a`.
+    /// remembered decision has exactly this id, `request` names each request whose id, with or
+    /// without a number and `_` at its front, is `request` or begins with `request` and `-`:
+    /// `cmpl-1` names `cmpl-1-0-5d41402a` and `2_cmpl-1-0-5d41402a`.
     ///
     /// # Errors
     /// `Invalid` if `request` is empty.

@@ -5,8 +5,8 @@ use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
 /// The put to the first tier on which a write to a lower tier depends. `ticket`: the put, if the
-/// write must wait for its end. `spilled`: the pages that the put spilled; `None` if all pages to
-/// write are on a tier.
+/// write must wait for its end. `spilled`: holds the pages that the put spills, if any; `None` if
+/// the write belongs to no put, and all its pages are on a tier.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingPut {
     pub(super) ticket: Option<Ticket>,

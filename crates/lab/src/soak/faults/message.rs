@@ -8,9 +8,9 @@ use std::io::{BufRead, Write};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Continue the work of an earlier process of this client. The earlier process reported the
-    /// sequences in `live` as flushed; they are in the store of the soak. Delete the newest
-    /// sequences of the earlier process that are not in `live`: the process may have put them
-    /// without a report.
+    /// sequences in `live` as flushed; they are in the store of the soak. Delete the sequences that
+    /// the earlier process may have put after its last report: the `UNREPORTED_MAX` (`client.rs`)
+    /// numbers before this process's first number, without those in `live`.
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,
