@@ -1,12 +1,16 @@
-"""An adapter's overrides of methods of an engine, if the parameters of these methods differ from
-the tested releases of the engine.
+"""An adapter's overrides of methods of an engine, its constructor, and records of the engine, if
+their parameters and fields differ from the tested releases of the engine.
 """
 
 from typing import Any
 
 import pytest
 
-from ritornello.connector.interface import accept_defaults, override_difference
+from ritornello.connector.interface import (
+    accept_constructor_defaults,
+    accept_defaults,
+    override_difference,
+)
 
 
 class Engine:
@@ -53,6 +57,56 @@ def test_other_values_of_unknown_parameters_are_refused(adapter: Any) -> None:
         adapter.load([1], 3)
     with pytest.raises(TypeError, match="save does not serve options"):
         adapter.save([1], option=None)
+
+
+class Tier:
+    def __init__(
+        self, spec: Any, view: Any, detector: Any = None, depth: Any = None, *, limit: float = 1.5
+    ) -> None:
+        self.passed = (spec, view, detector, depth, limit)
+
+
+@pytest.fixture
+def tier() -> Any:
+    """Returns an adapter class that knows neither `depth` nor `limit`, and has settings."""
+
+    class OurTier(Tier):
+        def __init__(
+            self, spec: Any, view: Any, detector: Any = None, engine: Any = None, **settings: Any
+        ) -> None:
+            super().__init__(spec, view, detector)
+            self.own = (engine, settings)
+
+    accept_constructor_defaults(OurTier, Tier)
+    return OurTier
+
+
+def test_constructor_accepts_defaults_of_unknown_parameters(tier: Any) -> None:
+    for made in (
+        tier(1, 2, engine="e", path="/kv"),
+        tier(1, 2, None, None, limit=float("1.5"), engine="e", path="/kv"),
+        tier(spec=1, view=2, depth=None, engine="e", path="/kv"),
+    ):
+        assert made.passed == (1, 2, None, None, 1.5)
+        assert made.own == ("e", {"path": "/kv"})
+
+
+def test_constructor_refuses_other_values_of_unknown_parameters(tier: Any) -> None:
+    with pytest.raises(TypeError, match="OurTier does not serve depth=3"):
+        tier(1, 2, None, 3)
+    with pytest.raises(TypeError, match=r"OurTier does not serve limit=2\.5"):
+        tier(1, 2, limit=2.5)
+
+
+def test_constructor_without_unknown_parameters_is_kept() -> None:
+    class Same(Tier):
+        def __init__(
+            self, spec: Any, view: Any, detector: Any, depth: Any, *, limit: float, ours: Any
+        ) -> None: ...
+
+    untouched = Same.__init__
+    accept_constructor_defaults(Same, Tier)
+    assert Same.__init__ is untouched
 
 
 class Adapter:

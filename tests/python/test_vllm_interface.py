@@ -129,6 +129,14 @@ def test_further_optional_method_is_accepted() -> None:
     assert interface_difference(base(bind_block_mover=lambda self, mover: None)) == ""
 
 
+def test_further_optional_parameter_of_constructor_is_accepted() -> None:
+    def made(
+        self: Any, vllm_config: Any, role: Any, kv_cache_config: Any, mover: Any = None
+    ) -> None: ...
+
+    assert interface_difference(base(__init__=made)) == ""
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -139,6 +147,14 @@ def test_further_optional_method_is_accepted() -> None:
         ({"start_load_kv": "gone"}, "methods are missing: start_load_kv"),
         ({"request_finished": "gone"}, "hooks are missing: request_finished"),
         ({"__init__": lambda self, config: None}, "the constructor takes config"),
+        (
+            {"__init__": lambda self, vllm_config, role, kv_cache_config, mover: None},
+            "the constructor takes vllm_config, role, kv_cache_config, mover",
+        ),
+        (
+            {"__init__": lambda self, vllm_config, kv_cache_config, role: None},
+            "the constructor takes vllm_config, kv_cache_config, role",
+        ),
     ],
 )
 def test_unknown_interface_fails_in_one_line(changes: dict[str, Any], problem: str) -> None:

@@ -3,7 +3,7 @@ chunks from another's, engines that are refused, and the check of vLLM's interfa
 tiers.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, make_dataclass
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -312,6 +312,58 @@ class Answers(Enum):
     MISS = 2
     RETRY = 3
     HIT_PENDING = 4
+
+
+def wider_constructor(
+    self: Any,
+    offloading_spec: Any,
+    primary_kv_view: Any,
+    tier_type: Any,
+    backpressure_detector: Any = None,
+    numa_node: Any = None,
+) -> None: ...
+
+
+def stricter_constructor(
+    self: Any,
+    offloading_spec: Any,
+    primary_kv_view: Any,
+    tier_type: Any,
+    backpressure_detector: Any,
+    numa_node: Any,
+) -> None: ...
+
+
+def widened(record: type, **further: Any) -> Any:
+    """Returns a dataclass with the fields of `record`, and with `further` fields that have these
+    defaults; `MISSING`: no default.
+    """
+    fields = [(name, object) for name in record.__annotations__]
+    more = [(name, object, field(default=default)) for name, default in further.items()]
+    return make_dataclass(record.__name__, [*fields, *more], kw_only=True)
+
+
+def test_superset_of_interface_is_accepted() -> None:
+    tier = base(__init__=wider_constructor, submit_delete=lambda self, keys: None)
+    job, result = widened(Job, deadline=None, priority=0), widened(Result, retries=0)
+    assert interface.interface_difference(tier, job, result, Answers) == ""
+
+
+@pytest.mark.parametrize(
+    ("tier", "job", "result", "problem"),
+    [
+        (base(), widened(Job, deadline=MISSING), Result, "Job has .*, submit_time, deadline"),
+        (base(), Job, widened(Result, deadline=MISSING), "Result has .*, transfer_bytes, deadline"),
+        (base(__init__=stricter_constructor), Job, Result, "backpressure_detector, numa_node"),
+    ],
+)
+def test_unknown_required_part_fails_in_one_line(
+    tier: Any, job: Any, result: Any, problem: str
+) -> None:
+    difference = interface.interface_difference(tier, job, result, Answers)
+    with pytest.raises(ImportError, match=problem) as refused:
+        interface.INTERFACE.require(difference, "0.34.0")
+    assert "\n" not in str(refused.value)
 
 
 def test_unknown_interface_fails_in_one_line() -> None:

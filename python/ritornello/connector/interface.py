@@ -1,8 +1,9 @@
 """Checks that an installed engine has the interface that was tested. Each check returns the
 difference that keeps an adapter from working with the installed class; "" if there is none.
 
-Two differences are accepted: additional methods that are not abstract and, except in constructors,
-additional optional parameters (`accept_defaults`).
+Three differences are accepted: additional methods that are not abstract, additional optional
+parameters (`accept_defaults`, `accept_constructor_defaults`), and in records of an engine's calls
+additional fields with defaults.
 """
 
 import functools
@@ -82,11 +83,22 @@ def override_difference(adapter: Any, base: Any) -> str:
 
 
 def constructor_difference(base: Any, expected: tuple[str, ...]) -> str:
-    """Checks that the constructor has exactly the `expected` parameters, without `self`. Even an
-    optional further parameter is a difference, because the engine may pass it to the adapter.
+    """Checks the parameters of the constructor, without `self`, as `method_difference` does. If the
+    engine constructs the adapter, the adapter needs `accept_constructor_defaults`.
     """
-    parameters = tuple(_parameters(base.__init__))
-    return "" if parameters == expected else f"the constructor takes {', '.join(parameters)}"
+    taken = ", ".join(_parameters(base.__init__))
+    return "" if _takes(base.__init__, expected) else f"the constructor takes {taken or 'nothing'}"
+
+
+def record_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
+    """Checks that the class `record` has the `expected` fields, in any order, because the adapter
+    names them, and that all further fields have defaults. The result begins with `name`.
+    """
+    fields = inspect.signature(record).parameters
+    required = {field.name for field in fields.values() if field.default is field.empty}
+    if set(expected) <= set(fields) and required <= set(expected):
+        return ""
+    return f"{name} has {', '.join(fields)}"
 
 
 def field_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
@@ -113,17 +125,45 @@ def accept_defaults(adapter: Any, base: Any) -> None:
             setattr(adapter, name, _without(ours, signature, unknown))
 
 
+def accept_constructor_defaults(adapter: Any, base: Any) -> None:
+    """Makes the constructor of `adapter`, which the engine calls, accept the optional parameters
+    that only the constructor of `base` declares, as `accept_defaults` does for methods. The adapter
+    calls the constructor of `base` without them. Arguments that only `adapter` takes are passed on.
+    """
+    ours, signature = adapter.__init__, inspect.signature(base.__init__)
+    known = inspect.signature(ours).parameters
+    unknown = {p.name: p.default for p in signature.parameters.values() if p.name not in known}
+    if not unknown:
+        return
+
+    @functools.wraps(ours)
+    def construct(self: Any, *args: Any, **named: Any) -> None:
+        own = {name: named.pop(name) for name in [*named] if name not in signature.parameters}
+        arguments = signature.bind(self, *args, **named).arguments
+        _drop_defaults(adapter, arguments, unknown)
+        ours(**arguments, **own)
+
+    adapter.__init__ = construct
+
+
 def _without(method: Any, signature: inspect.Signature, unknown: Mapping[str, Any]) -> Any:
     @functools.wraps(method)
     def call(*args: Any, **named: Any) -> Any:
         arguments = signature.bind(*args, **named).arguments
-        for name, default in unknown.items():
-            value = arguments.pop(name, default)
-            if value is not default and not (isinstance(value, PLAIN) and value == default):
-                raise TypeError(f"ritornello: {method.__name__} does not serve {name}={value!r}")
+        _drop_defaults(method, arguments, unknown)
         return method(**arguments)
 
     return call
+
+
+def _drop_defaults(called: Any, arguments: dict[str, Any], unknown: Mapping[str, Any]) -> None:
+    """Removes the `unknown` parameters from the arguments. Raises TypeError if one of them is not
+    its default.
+    """
+    for name, default in unknown.items():
+        value = arguments.pop(name, default)
+        if value is not default and not (isinstance(value, PLAIN) and value == default):
+            raise TypeError(f"ritornello: {called.__name__} does not serve {name}={value!r}")
 
 
 def _function(member: Any) -> Any:

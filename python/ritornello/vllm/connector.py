@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ritornello.connector.interface import accept_constructor_defaults
 from ritornello.vllm import data_path, engine_config
 from ritornello.vllm.interface import INTERFACE, delegation, interface_difference
 
@@ -49,6 +50,8 @@ class RitornelloConnector(Delegation, KVConnectorBase_V1, SupportsHMA):
         )
         super().__init__(vllm_config, role, kv_cache_config)
 
+
+accept_constructor_defaults(RitornelloConnector, KVConnectorBase_V1)
 
 # Register the class name: with it vLLM finds the class that reads the statistics of a connector
 # inside MultiConnector.

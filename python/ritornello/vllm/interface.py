@@ -59,7 +59,8 @@ PARAMETERS = ("vllm_config", "role", "kv_cache_config")
 
 def interface_difference(base: Any) -> str:
     """Returns how vLLM's connector base class differs from the tested class in its abstract
-    methods, hooks and constructor parameters; "" if it does not.
+    methods, hooks and constructor parameters, without differences that are accepted; "" if it does
+    not.
     """
     return (
         abstract_difference(base, ABSTRACT)

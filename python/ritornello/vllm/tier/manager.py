@@ -20,7 +20,11 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ritornello.connector.identity import EPOCH_WARNING
-from ritornello.connector.interface import accept_defaults, override_difference
+from ritornello.connector.interface import (
+    accept_constructor_defaults,
+    accept_defaults,
+    override_difference,
+)
 from ritornello.connector.meter import Meter
 from ritornello.vllm import engine_config, kernels
 from ritornello.vllm.engine_config import EngineConfig
@@ -184,13 +188,15 @@ class RitornelloTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         if self._tier is None:
-            self._results.append(JobResult(job_metadata.job_id, True, transfer_bytes=0))
+            self._results.append(
+                JobResult(job_id=job_metadata.job_id, success=True, transfer_bytes=0)
+            )
             return
         try:
             self._tier.save(job_metadata)
         except Exception as error:
             self._failed("submit_store", error)
-            self._results.append(JobResult(job_metadata.job_id, False))
+            self._results.append(JobResult(job_id=job_metadata.job_id, success=False))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         try:
@@ -200,7 +206,7 @@ class RitornelloTier(SecondaryTierManager):
         except Exception as error:
             self._failed("submit_load", error)
             self._failed_requests.add(job_metadata.req_context.req_id)
-        self._results.append(JobResult(job_metadata.job_id, False))
+        self._results.append(JobResult(job_id=job_metadata.job_id, success=False))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results, self._results = self._results, []
@@ -210,7 +216,7 @@ class RitornelloTier(SecondaryTierManager):
                 results.append(self._result(finished))
             except Exception as error:
                 self._failed("get_finished_jobs", error)
-                results.append(JobResult(finished.job.number, False))
+                results.append(JobResult(job_id=finished.job.number, success=False))
         return results
 
     def on_schedule_end(self, context: "ScheduleEndContext") -> None:
@@ -340,6 +346,7 @@ class RitornelloTier(SecondaryTierManager):
 
 INTERFACE.require(override_difference(RitornelloTier, SecondaryTierManager), vllm.__version__)
 accept_defaults(RitornelloTier, SecondaryTierManager)
+accept_constructor_defaults(RitornelloTier, SecondaryTierManager)
 
 
 class AsyncLookups(AsyncLookupManager):
