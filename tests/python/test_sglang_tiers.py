@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,6 +102,12 @@ def started(store: SGLangCacheStore) -> int:
     return int(store._on_cache("stats", lambda cache: cache.stats()["prefetch"]["started"], -1))
 
 
+def ended_prefetches(store: SGLangCacheStore) -> int:
+    """Returns how many fetches have ended, whatever their outcome, by the store's last report."""
+    counts = store._meter.counts()
+    return int(sum(n for name, n in counts.items() if name.startswith("prefetches:")))
+
+
 def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
     one, two = machine("one"), machine("two")
     # SGLang stores a prompt in pieces.
@@ -164,14 +170,43 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> str:
     return "gated_remote:Gated"
 
 
-def test_scheduler_does_not_wait_for_remote(machine: Machine, gated: str) -> None:
+@pytest.fixture
+def lookup_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list to which each wait of a lookup for the remote adds the waiting thread. Such a
+    wait ends immediately, as if SGLang had ended the prefetch.
+    """
+    waits: list[int] = []
+
+    class Observed(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(get_ident())
+            return True
+
+    monkeypatch.setattr("ritornello.sglang.cache_store.Event", Observed)
+    return waits
+
+
+def test_prefetch_thread_waits_for_remote_and_scheduler_does_not(
+    machine: Machine, gated: str, lookup_waits: list[int]
+) -> None:
     one = machine("one", gated)
     assert put(one, KEYS[:8]) == 8
     # This thread counts as SGLang's scheduler thread, because it created the store.
     assert one.find([SCOPE], KEYS, [], TOKENS) == 8
     assert Gated.asked.wait(WAIT)
-    assert not Gated.opened.is_set()
+    assert lookup_waits == []
+    # The fetch that the lookup began has neither ended nor been given up.
+    one.report(last=True)
+    assert ended_prefetches(one) == 0
+    assert find(one, KEYS) == 8
+    assert lookup_waits and get_ident() not in lookup_waits
+    # The second lookup has given the fetch up.
     Gated.opened.set()
+    until = time.monotonic() + WAIT
+    while not ended_prefetches(one):
+        assert time.monotonic() < until
+        time.sleep(0.002)
+        one.report(last=True)
 
 
 def test_cancelled_lookup_stops_waiting(machine: Machine, gated: str) -> None:
