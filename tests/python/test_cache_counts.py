@@ -1,5 +1,6 @@
 """The counters of a cache over tiers on the engines' metrics, and their help texts."""
 
+import re
 import runpy
 import sys
 from importlib import import_module
@@ -11,8 +12,11 @@ import pytest
 
 import ritornello as rt
 from ritornello.connector.cache_counts import CACHE_COUNTERS, counts_of, help_by_reason
+from ritornello.sglang.metrics import COUNTERS as SGLANG_COUNTERS
+from ritornello.sglang.metrics import REASONS as SGLANG_REASONS
 from ritornello.vllm.tier.counts import COUNTERS
 
+SGLANG_DOCUMENT = Path(__file__).resolve().parents[2] / "docs/engines/sglang.md"
 VLLM_METRICS = Path(rt.__file__).parent / "vllm" / "metrics.py"
 
 
@@ -71,3 +75,15 @@ def test_engines_publish_the_counters_of_a_cache_with_equal_texts(
         plain, reasons = module.COUNTERS, module.REASONS
     assert plain.items() >= CACHE_COUNTERS.items()
     assert reasons.items() >= help_by_reason(pages).items()
+
+
+def test_document_of_sglang_names_the_published_counters() -> None:
+    """Counters of Prometheus, and not the counts of a storage, which are only in its last line."""
+    text = SGLANG_DOCUMENT.read_text()
+    named = re.findall(r"(?:`|`_|sglang:ritornello_)([a-z][a-z_]*)_total\b(\{reason)?", text)
+    plain, reasons = SGLANG_COUNTERS.keys(), SGLANG_REASONS.keys()
+    assert {name for name, _ in named} == plain | reasons
+    assert {name for name, by_reason in named if by_reason} <= reasons
+    _, _, symptoms = text.partition("\n## By symptom\n")
+    assert re.findall(r"\w+_pages:\w+", symptoms) == []
+    assert "skipped_pages" in symptoms and "missed_pages" in symptoms
