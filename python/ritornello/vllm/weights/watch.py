@@ -158,6 +158,8 @@ class WeightWatch:
         self._wrap(worker, "execute_model", self._wrap_step)
         adapters = getattr(runner, "lora_manager", None)
         if adapters is not None:
+            # A private name of vLLM's `WorkerLoRAManager`, read in the sources of 0.32.0 and
+            # 0.33.0. In a version without it, a replaced adapter is not detected.
             self._wrap(adapters, "_load_adapter", self._wrap_load_adapter)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
