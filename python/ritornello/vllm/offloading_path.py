@@ -99,6 +99,9 @@ class OffloadingPath(OffloadingConnector):
         """Returns no tokens in an engine that is not served
         (`composition.unsafe_to_offload_reason`). After a change of the weights the host memory may
         hold chunks of earlier weights: returns no tokens until a reset that includes the connector.
+        vLLM plans the copy to the GPU right after this call, and the copy completes even if the
+        weights change before its end. Its request continues with KV of the earlier weights, as a
+        running request does.
         """
         if not self._serves:
             return 0, False
