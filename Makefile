@@ -348,13 +348,13 @@ test-sglang: $(STAMPS)/sglang $(STAMPS)/sources
 test-sglang-long: $(STAMPS)/sglang $(STAMPS)/s3
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m long || [ $$? -eq 5 ]
 
-# Compiled without optimization, in a third of the time that optimization takes. `lint-dependencies`
-# does not check RustSec's advisories (`$(DENY) check advisories`), because many machines do not
-# reach their server.
+# Compiled without optimization and debug information, in less than a third of the time that
+# optimization takes. `lint-dependencies` does not check RustSec's advisories (`$(DENY) check
+# advisories`), because many machines do not reach their server.
 DENY := build/deny/bin/cargo-deny
 cargo-deny: $(DENY) ## cargo-deny, in build/deny
 $(DENY):
-	CARGO_TARGET_DIR=$(CURDIR)/build/deny/target $(CARGO) install cargo-deny --version 0.20.2 --locked --debug --quiet --root build/deny
+	CARGO_PROFILE_DEV_DEBUG=false CARGO_TARGET_DIR=$(CURDIR)/build/deny/target $(CARGO) install cargo-deny --version 0.20.2 --locked --debug --quiet --root build/deny
 	rm -rf build/deny/target
 
 lint-dependencies: $(DENY) ## licenses and sources of all crates, by the rules in deny.toml
