@@ -2,8 +2,8 @@
 difference that keeps an adapter from working with the installed class; "" if there is none.
 
 Three differences are accepted: additional methods that are not abstract, additional optional
-parameters (`accept_defaults`, `accept_constructor_defaults`), and in records of an engine's calls
-additional fields with defaults.
+parameters (`accept_defaults`, `accept_constructor_defaults`), and additional fields with defaults
+in the records that an adapter returns.
 """
 
 import functools
@@ -91,8 +91,9 @@ def constructor_difference(base: Any, expected: tuple[str, ...]) -> str:
 
 
 def record_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
-    """Checks that the class `record` has the `expected` fields, in any order, because the adapter
-    names them, and that all further fields have defaults. The result begins with `name`.
+    """Checks that the class `record`, whose objects the adapter makes, has the `expected` fields,
+    in any order, because the adapter names them, and that all further fields have defaults. The
+    result begins with `name`.
     """
     fields = inspect.signature(record).parameters
     required = {field.name for field in fields.values() if field.default is field.empty}
@@ -102,8 +103,9 @@ def record_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
 
 
 def field_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
-    """Checks that the class `record` has exactly the `expected` fields: a further field may be part
-    of a record's identity. The result begins with `name`.
+    """Checks that the class `record`, whose objects the engine makes, has exactly the `expected`
+    fields. A further field, even one with a default, may change which bytes an object stands for.
+    The result begins with `name`.
     """
     fields = tuple(inspect.signature(record).parameters)
     return "" if fields == expected else f"{name} has {', '.join(fields)}"

@@ -6,6 +6,7 @@ from ritornello.connector.interface import (
     EngineInterface,
     abstract_difference,
     constructor_difference,
+    field_difference,
     missing_hooks,
     record_difference,
 )
@@ -48,7 +49,7 @@ def interface_difference(base: Any, job: Any, result: Any, answers: Any) -> str:
         abstract_difference(base, ABSTRACT)
         or missing_hooks(base, HOOKS)
         or constructor_difference(base, PARAMETERS)
-        or record_difference(job.__name__, job, JOB)
+        or field_difference(job.__name__, job, JOB)
         or record_difference(result.__name__, result, RESULT)
         or (f"a lookup cannot answer {', '.join(lost)}" if lost else "")
     )
