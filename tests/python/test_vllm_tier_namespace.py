@@ -350,7 +350,7 @@ def test_superset_of_interface_is_accepted() -> None:
 
 
 def test_job_with_a_further_field_is_refused() -> None:
-    # A default is no reason to accept the field: vLLM may set it, for example to a part of a chunk.
+    # vLLM may set the field although it has a default, for example to the length of a transfer.
     job = widened(Job, offset=0)
     assert "offset" in interface.interface_difference(base(), job, Result, Answers)
 

@@ -243,9 +243,9 @@ fn volume_that_fails_writes_returns() {
     let elsewhere: Vec<&Item> =
         kept.iter().filter(|item| !item.volumes(&open).contains(&1)).collect();
     under_load(&[&open.store], &moving, || {
-        // The threads may not have written to the volume yet. The next item lies on all volumes, so
-        // the flush has to sync the volume. Syncs fail before the put, so that no background sync
-        // makes the item durable first; if such a sync fails before the put, the put is refused.
+        // Threads may not have written to the volume yet. The flush has to sync the volume for the
+        // next item, which lies on all volumes. Syncs fail before the put, so that no background
+        // sync makes the item durable first; if such a sync fails before the put, the put is refused.
         schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/b/"));
         let _ = items("unflushed", 0)[0].put(&open.store);
         schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/"));

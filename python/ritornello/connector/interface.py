@@ -104,7 +104,7 @@ def record_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
 
 def field_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
     """Checks that the class `record`, whose objects the engine makes, has exactly the `expected`
-    fields. A further field, even one with a default, may change which bytes an object stands for.
+    fields. A further field may change which bytes an object names, also if the field has a default.
     The result begins with `name`.
     """
     fields = tuple(inspect.signature(record).parameters)
