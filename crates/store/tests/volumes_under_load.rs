@@ -245,7 +245,7 @@ fn volume_that_fails_writes_returns() {
     under_load(&[&open.store], &moving, || {
         // Threads may not have written to the volume yet. The flush has to sync the volume for the
         // next item, which lies on all volumes. Syncs fail before the put, so that no background
-        // sync makes the item durable first; if such a sync fails before the put, the put is refused.
+        // sync makes the item durable first. If such a sync fails first, the put is refused.
         schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/b/"));
         let _ = items("unflushed", 0)[0].put(&open.store);
         schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/"));

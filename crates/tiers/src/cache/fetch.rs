@@ -171,8 +171,7 @@ impl Fetch<'_> {
         let loading = tiers.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
-            // Limits the wait for the rate: no lookup waits longer for pages. The read and the put
-            // have other limits.
+            // Limits the wait for the rate, because no lookup waits longer for pages.
             deadline: Some(begun + MAX_LOOKUP_WAIT),
             cancelled: Some(Arc::clone(&job.cancelled)),
             ..Control::default()
