@@ -25,9 +25,13 @@ impl Item {
     }
 
     pub fn put(&self, store: &Store) -> Result<Outcome> {
+        self.put_with(store, &PutOptions::default())
+    }
+
+    pub fn put_with(&self, store: &Store, options: &PutOptions) -> Result<Outcome> {
         let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
-        let (source, control) = (BorrowedPages::new(&pages), Control::default());
-        store.put_batch(&self.scope, &refs(&self.keys), &source, &PutOptions::default(), &control)
+        let source = BorrowedPages::new(&pages);
+        store.put_batch(&self.scope, &refs(&self.keys), &source, options, &Control::default())
     }
 
     /// Gets the pages and checks every byte of the pages that arrive.
