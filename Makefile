@@ -61,7 +61,7 @@ test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 # suites of the core: two at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
 LONG_CORE_SUITES := test-fuzz test-rust-long test-python-long lint-dependencies
-OTHER_SUITES := test-vllm-long test-vllm test-sglang-long test-shared test-lmcache test-serve-demo test-device \
+OTHER_SUITES := test-vllm-connector test-sglang-long test-vllm-tier test-shared test-lmcache test-serve-demo test-device \
 	test-remote test-service test-sglang test-mooncake
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
@@ -70,7 +70,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv rocksdb build service-tools cargo-deny lint-dependencies wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
-	$(CORE_SUITES) $(LONG_CORE_SUITES) $(OTHER_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache serve-demo bench bench-shared clean
+	$(CORE_SUITES) $(LONG_CORE_SUITES) test-vllm $(OTHER_SUITES) rust-tests lint lint-deploy format demo demo-sglang demo-lmcache serve-demo bench bench-shared clean
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -230,8 +230,9 @@ $(STAMPS)/sources: engines/sources.sh
 rust-tests: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-run
 
+# All targets except examples in documentation: there are none, and rustdoc would read all crates.
 test-rust: $(LSM)/env
-	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast
+	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast --lib --bins --tests --examples
 
 # Skips `allocation_time_with_a_million_holes` and `explanation_time_of_256_keys`, measurements that
 # assert nothing.
@@ -327,9 +328,14 @@ test-vllm: $(STAMPS)/vllm $(STAMPS)/sources
 	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
 
-test-vllm-long: $(STAMPS)/vllm $(STAMPS)/sources $(STAMPS)/s3
-	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m long || [ $$? -eq 5 ]
-	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m long || [ $$? -eq 5 ]
+# All tests of vLLM, long tests too, in two suites: the tests of a suite share imports of vLLM, which
+# take longer than most tests.
+test-vllm-connector: $(STAMPS)/vllm $(STAMPS)/sources
+	$(VLLM)/bin/python -m pytest tests/engines/vllm -q
+	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
+
+test-vllm-tier: $(STAMPS)/vllm $(STAMPS)/sources $(STAMPS)/s3
+	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q
 
 # The short form of `bench-shared`: checks hits by tier and equal answers, and measures no times.
 test-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3

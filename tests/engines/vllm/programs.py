@@ -1,5 +1,5 @@
-"""Runs programs of this folder, each in a process that is forked from an interpreter which has
-imported vLLM: the imports take half of the CPU time of a program with a small engine.
+"""Runs programs, each in a process that is forked from an interpreter which has imported vLLM: the
+imports take half of the CPU time of a program with a small engine.
 
 As a program this module is such an interpreter. For each line of its input, a `Run` in JSON, it
 forks a process, and prints this process's status as `waitpid` returns it.
@@ -11,10 +11,11 @@ import os
 import runpy
 import signal
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import cycle
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from harness import REPLY, set_environment
 
@@ -25,8 +26,8 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Run:
-    """A run of `program` with its arguments `words`; its output goes to the file `log`. The kernel
-    kills the process after `timeout` seconds.
+    """A run of `program` with its arguments `words`. Its errors go to the file `log`, and so does
+    its output if `output` is None. The kernel kills the process after `timeout` seconds.
     """
 
     program: str
@@ -34,6 +35,8 @@ class Run:
     log: str
     timeout: int
     environment: dict[str, str]
+    input: str = os.devnull
+    output: str | None = None
 
     def become(self) -> None:
         """Runs the program in this process, as its main module."""
@@ -43,39 +46,49 @@ class Run:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.environ.clear()
         os.environ.update(self.environment)
-        output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, file in ((0, nothing), (1, output), (2, output)):
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        output = os.open(self.output, os.O_WRONLY) if self.output else log
+        for number, file in ((0, os.open(self.input, os.O_RDONLY)), (1, output), (2, log)):
             os.dup2(file, number)
         sys.argv = [self.program, *self.words]
         runpy.run_path(self.program, run_name="__main__")
 
 
 class Interpreters:
-    """Two interpreters that fork in turn. Python hashes strings differently in the two, so a test
-    fails if the keys of stored pages depend on these hashes: the next program does not find the
-    pages.
+    """Two interpreters that fork in turn, one process at a time each. Python hashes strings
+    differently in the two, so a test fails if the keys of stored pages depend on these hashes: the
+    next program does not find the pages.
     """
 
     def __init__(self) -> None:
+        # The interpreters that run no program. The first of them runs the next program.
+        self._idle: list[Child] = []
         self._started: list[Child] = []
-        self._turns = cycle(range(2))
 
-    def run(self, program: Path, *words: str, log: Path, timeout: int) -> None:
-        turn = next(self._turns)
-        if turn == len(self._started):
+    def start(self, program: Path, *words: str, log: Path, timeout: int, **streams: str) -> Child:
+        """Starts `program`. Returns the interpreter that forked it, for `wait`."""
+        if len(self._started) < 2:
             self._started.append(Child(Path(__file__)))
+            self._idle.insert(0, self._started[-1])
+        assert self._idle, "two programs are running: end one of them first"
+        interpreter = self._idle.pop(0)
         path = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | {"PYTHONPATH": path}
-        asked = Run(str(program), list(words), str(log), timeout, dict(environment))
+        environment = dict(os.environ | {"PYTHONPATH": path})
+        asked = Run(str(program), list(words), str(log), timeout, environment, **streams)
+        interpreter.send(json.dumps(asdict(asked)))
+        return interpreter
+
+    def wait(self, interpreter: Child, program: Path, log: Path) -> None:
+        """Waits for the end of the program that `interpreter` runs."""
         try:
-            ended = self._started[turn].ask(json.dumps(asdict(asked)))
+            ended = interpreter.read()
         except BaseException:
             # End the interpreters: if the wait is interrupted, the exit status of `program` is
             # unread, and the next run would take this status for the status of its program.
             self.end()
             raise
         assert ended, "the interpreter that forks programs has ended"
+        self._idle.append(interpreter)
         status = os.waitstatus_to_exitcode(int(ended))
         assert status == 0, f"{program.name} ended with {status}; its log:\n{tail(log)}"
 
@@ -84,7 +97,7 @@ class Interpreters:
             child.kill()
             child.communicate(timeout=60)
         self._started.clear()
-        self._turns = cycle(range(2))
+        self._idle.clear()
 
 
 INTERPRETERS = Interpreters()
@@ -98,11 +111,67 @@ def tail(log: Path) -> str:
 def ask_program(name: str, *words: str | Path, log: Path, timeout: int) -> Any:
     """Runs a program of this folder, whose output goes to `log`, and returns its reply."""
     program = Path(__file__).with_name(name)
-    INTERPRETERS.run(program, *map(str, words), log=log, timeout=timeout)
+    INTERPRETERS.wait(
+        INTERPRETERS.start(program, *map(str, words), log=log, timeout=timeout), program, log
+    )
     lines = log.read_text().splitlines()
     line = next((line for line in lines if line.startswith(REPLY)), None)
     assert line is not None, f"{name} sent no reply; the end of its log:\n{tail(log)}"
     return json.loads(line.removeprefix(REPLY))
+
+
+class Dialogue:
+    """A program with which this process exchanges lines of text. `lines` are the lines of its
+    output, without its replies. Its errors go to the file `log`. As a context manager, kills the
+    program if the block fails; otherwise the block ends it.
+    """
+
+    def __init__(self, program: Path, *words: str | Path, log: Path, timeout: int = 900) -> None:
+        self.lines: list[str] = []
+        self._program, self._log = program, log
+        streams = {name: f"{log}.{name}" for name in ("input", "output")}
+        for path in streams.values():
+            os.mkfifo(path)
+        self._interpreter = INTERPRETERS.start(
+            program, *map(str, words), log=log, timeout=timeout, **streams
+        )
+        # Both sides open the pipes in this order, because each waits until the other opens a pipe.
+        with ExitStack() as files:
+            self._output = files.enter_context(Path(streams["output"]).open())
+            self._input = files.enter_context(Path(streams["input"]).open("w"))
+            self._files = files.pop_all()
+
+    def send(self, line: str) -> None:
+        print(line, file=self._input, flush=True)
+
+    def reply(self) -> Any:
+        """Returns the program's next reply."""
+        for line in self._output:
+            if line.startswith(REPLY):
+                return json.loads(line.removeprefix(REPLY))
+            self.lines.append(line.rstrip())
+        said = "\n".join([*self.lines[-40:], tail(self._log)])
+        raise AssertionError(f"the program ended without a reply; the end of its output:\n{said}")
+
+    def end(self) -> None:
+        """Waits until the program ends, without killing it."""
+        self._input.close()
+        self.lines += [line.rstrip() for line in self._output]
+        self._files.close()
+        INTERPRETERS.wait(self._interpreter, self._program, self._log)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._files.close()
+        if kind is not None:
+            INTERPRETERS.end()
 
 
 def import_vllm() -> None:

@@ -18,11 +18,12 @@ HERE = Path(__file__).resolve().parent
 SHARED = (HERE.parent / "vllm", HERE.parent / "sources")
 sys.path[:0] = [str(HERE), *map(str, SHARED), str(HERE.parents[2])]
 
-from harness import REPLY, prompt, set_environment  # noqa: E402
+from harness import prompt, set_environment  # noqa: E402
+from programs import INTERPRETERS, Dialogue  # noqa: E402
 from tier_harness import TierEngine, ritornello_tier  # noqa: E402
 
 import ritornello as rt  # noqa: E402
-from servers.child import Child, owner_of  # noqa: E402
+from servers.child import owner_of  # noqa: E402
 from servers.environment import shared_model  # noqa: E402
 
 set_environment(OMP_NUM_THREADS="2")
@@ -33,44 +34,37 @@ STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
 
-class Obedient(Child):
+class Obedient(Dialogue):
     """An engine in another process, controlled by orders on its standard input, one per line."""
 
     def __call__(self, order: str, **words: Any) -> Any:
         self.send(json.dumps({"do": order} | words))
-        assert self.stdout is not None
-        for line in self.stdout:
-            if line.startswith(REPLY):
-                return json.loads(line.removeprefix(REPLY))
-        raise AssertionError("the engine's process ended without a reply")
-
-    def end(self) -> None:
-        self.communicate(timeout=120)
-        assert self.returncode == 0
+        return self.reply()
 
 
 class Other(Obedient):
     """A `TierEngine` in another process, with vLLM's secondary tiers `tiers`."""
 
-    def __init__(self, model: Path, *tiers: dict[str, Any], **options: Any) -> None:
+    def __init__(self, model: Path, *tiers: dict[str, Any], log: Path, **options: Any) -> None:
         asked = {"model": str(model), "tiers": tiers, "options": options}
-        super().__init__(HERE / "tier_harness.py", json.dumps(asked))
+        super().__init__(HERE / "tier_harness.py", json.dumps(asked), log=log)
 
 
-def reply_of(engine: Child, question: dict[str, Any]) -> dict[str, Any]:
-    """Returns the engine's reply to `question` and its log."""
-    engine.send(json.dumps(question))
-    assert engine.stdout is not None
-    log: list[str] = []
-    for line in engine.stdout:
-        if line.startswith(REPLY):
-            engine.communicate(timeout=120)
-            assert engine.returncode == 0
-            return {"log": log, **json.loads(line.removeprefix(REPLY))}
-        log.append(line.rstrip())
-    raise AssertionError(
-        "\n".join(["the engine ended without a reply; the end of its log:", *log[-40:]])
-    )
+def run_engine(question: dict[str, Any], log: Path) -> dict[str, Any]:
+    """Returns the reply of a `ConnectorEngine` in another process, with the lines of its log as
+    `log`; its errors go to the file `log`.
+    """
+    with Dialogue(HERE / "connector_engine.py", log=log) as engine:
+        engine.send(json.dumps(question))
+        said: dict[str, Any] = engine.reply()
+        engine.end()
+    return {"log": engine.lines, **said}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreters() -> Iterator[None]:
+    yield
+    INTERPRETERS.end()
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +94,11 @@ def told(model: Path, store_path: Path) -> dict[str, Any]:
     """Returns the answers of an engine in another process. This engine was a client of the store's
     owner, and the owner was killed before the last answers.
     """
-    with owner_of(store_path) as owner, Other(model, ritornello_tier(store_path)) as other:
+    log = store_path.with_name("other.log")
+    with (
+        owner_of(store_path) as owner,
+        Other(model, ritornello_tier(store_path), log=log) as other,
+    ):
         said = {"cold": [other("ask", prompt=asked) for asked in (FIRST, SECOND)]}
         other("forget")
         said["client"] = [other("ask", prompt=FIRST), other("ask", prompt=SECOND)]

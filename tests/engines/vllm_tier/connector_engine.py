@@ -2,7 +2,7 @@
 vLLM's offloading as on a GPU, except that its worker copies between CPU tensors and host memory
 (`servers.cpu_offloading`).
 
-After its imports the program reads a question, one line of JSON: the `model`, the connector's
+The program reads a question, one line of JSON: the `model`, the connector's
 settings (`extra`), the store's `path` and the `prompts`; it may have `options` of vLLM. If a
 regular file is at the store's path, the engine answers the first prompt (`unopened`) before it
 removes the file. For each prompt the reply has two answers: before vLLM's own caches are emptied
@@ -117,11 +117,6 @@ def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[
 
 def main() -> None:
     set_environment(OMP_NUM_THREADS="2")
-    # The import precedes the reading of the question, so that a second engine can import vLLM while
-    # a first engine uses the store.
-    from vllm import LLM
-
-    assert LLM
     question = json.loads(sys.stdin.readline())
     engine = ConnectorEngine(question["model"], question["extra"], question.get("options", {}))
     if "prompts" not in question:

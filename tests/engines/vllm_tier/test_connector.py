@@ -4,12 +4,11 @@ construct connectors in this process: the choice of the data path, and refused s
 """
 
 from pathlib import Path
-from subprocess import STDOUT
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import reply_of
+from conftest import run_engine
 from connector_engine import CHUNK
 from harness import BLOCK, prompt
 from tier_harness import block_bytes
@@ -19,7 +18,6 @@ from ritornello.vllm import RitornelloConnector, data_path, offloading_path
 from ritornello.vllm.cpu_path import CpuPath
 from ritornello.vllm.metrics import RitornelloStats
 from ritornello.vllm.weights.guard import WeightGuard
-from servers.child import Child
 from servers.environment import shared_model
 
 # Capacity of the host memory in chunks: enough for `FIRST` or for `SECOND`, but not for both.
@@ -42,12 +40,9 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str
     host = HOST_CHUNKS * block_bytes(model) * CHUNK // BLOCK
     extra = {"tiers": [f"host {host}", f"disk {store} 1GiB"]}
     question = {"model": str(model), "extra": extra, "path": str(store)}
-    program = Path(__file__).with_name("connector_engine.py")
-    with Child(program, stderr=STDOUT) as first, Child(program, stderr=STDOUT) as second:
-        return [
-            reply_of(first, question | {"prompts": [FIRST, SECOND]}),
-            reply_of(second, question | {"prompts": [SECOND, FIRST], "changes_weights": True}),
-        ]
+    first = run_engine(question | {"prompts": [FIRST, SECOND]}, store.with_name("first.log"))
+    asked = {"prompts": [SECOND, FIRST], "changes_weights": True}
+    return [first, run_engine(question | asked, store.with_name("second.log"))]
 
 
 def test_engine_serves_without_store_that_cannot_be_opened(runs: list[dict[str, Any]]) -> None:
@@ -104,11 +99,9 @@ def test_chunks_contain_kv_of_draft_model(tmp_path: Path) -> None:
         "prompts": [FIRST],
         "options": {"speculative_config": drafts, "dtype": "float32"},
     }
-    program = Path(__file__).with_name("connector_engine.py")
     cold: dict[str, Any] | None = None
-    for _ in range(2):
-        with Child(program, stderr=STDOUT) as engine:
-            (said,) = reply_of(engine, question)["answers"]
+    for number in range(2):
+        (said,) = run_engine(question, tmp_path / f"{number}.log")["answers"]
         cold = cold or said["first"]
         for warm in (said["first"], said["again"]):
             assert warm["tokens"] == cold["tokens"]

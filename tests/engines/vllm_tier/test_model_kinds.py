@@ -5,14 +5,12 @@ connector.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import STDOUT
 from typing import Any
 
 import pytest
-from conftest import reply_of
+from conftest import run_engine
 from harness import prompt
 
-from servers.child import Child
 from servers.environment import shared_model
 
 PROMPTS = [prompt(21, 600), prompt(22, 700)]
@@ -65,16 +63,12 @@ def test_second_engine_answers_from_chunks_of_first(name: str, tmp_path: Path) -
         "options": options,
         "once": True,
     }
-    program = Path(__file__).with_name("connector_engine.py")
+    # The first engine has no connector.
     extras = (None, question["extra"], question["extra"])
-    # While one engine answers, the engines after it already import vLLM.
-    with (
-        Child(program, stderr=STDOUT) as plain,
-        Child(program, stderr=STDOUT) as first,
-        Child(program, stderr=STDOUT) as second,
-    ):
-        engines = zip((plain, first, second), extras, strict=True)
-        runs = [reply_of(engine, question | {"extra": extra}) for engine, extra in engines]
+    runs = [
+        run_engine(question | {"extra": extra}, tmp_path / f"{number}.log")
+        for number, extra in enumerate(extras)
+    ]
     assert all(set(run["kinds"]) == case.kinds for run in runs)
     answers = [[said["first"] for said in run["answers"]] for run in runs]
     for expected, stored, loaded, tokens in zip(*answers, case.disk, strict=True):

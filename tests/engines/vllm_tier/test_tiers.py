@@ -64,7 +64,10 @@ def told(
     question = {"model": str(model), "extra": {"tiers": tiers, **settings}}
     program = Path(__file__).with_name("connector_engine.py")
     sizes = {"host_chunks": HOST_CHUNKS, "blocks_per_chunk": CHUNK_BLOCKS}
-    with Obedient(program) as connector, Other(model, tier, **sizes) as other:
+    with (
+        Obedient(program, log=folder / "connector.log") as connector,
+        Other(model, tier, log=folder / "other.log", **sizes) as other,
+    ):
         connector.send(json.dumps(question))
         engines = {"connector": connector, "tier": other}
         asked = {"connector": (OF_CONNECTOR, OF_TIER), "tier": (OF_TIER, OF_CONNECTOR)}
@@ -102,8 +105,8 @@ def test_gate_decisions_and_prefetches_are_counted(told: dict[str, dict[str, Any
 @pytest.mark.long
 def test_aborts_and_preemptions_during_fetches_leak_nothing(model: Path, tmp_path: Path) -> None:
     program = Path(__file__).with_name("held_remote_engine.py")
-    with Obedient(program, model, tmp_path) as engine:
-        said = engine("run")
+    with Obedient(program, model, tmp_path, log=tmp_path / "engine.log") as engine:
+        said = engine.reply()
         engine.end()
     aborted, preempted, computed = said["aborted"], said["preempted"], said["computed"]
     nothing = {"jobs": 0, "requests": 0, "blocks": 0}
