@@ -230,9 +230,9 @@ $(STAMPS)/sources: engines/sources.sh
 rust-tests: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-run
 
-# All targets except examples in documentation: there are none, and rustdoc would read all crates.
+# `--tests` omits examples in documentation: there are none, and rustdoc would read all crates.
 test-rust: $(LSM)/env
-	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast --lib --bins --tests --examples
+	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast --tests
 
 # Skips `allocation_time_with_a_million_holes` and `explanation_time_of_256_keys`, measurements that
 # assert nothing.

@@ -1,5 +1,5 @@
-//! The service of `serve` while it gets requests that are far too large, and while another process
-//! takes over the store.
+//! The service of `serve` while it gets requests that are far too large, and while it takes over
+//! the store of a killed service.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

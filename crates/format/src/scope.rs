@@ -128,7 +128,7 @@ const KNOWN_LAYOUTS: [&str; 3] = ["page_first", "layer_first", "page_head"];
 /// The layout of [`Scope::opaque`].
 const OPAQUE: &str = "opaque";
 /// BLAKE3's context string for the identity digest. Changes with the fields of the identity, as
-/// [`Scope::IDENTITY`] does, so that no digest of an earlier build equals one of this build.
+/// [`Scope::IDENTITY`] does, so that builds whose identities have different fields share no digest.
 const CONTEXT: &str = "ritornello 2026 scope identity v1";
 /// The largest page, in bytes. A page of 256 tokens of Llama-3.1-405B in bfloat16 has 126 MiB; a
 /// page of 1,024 tokens would still fit. Pages may be longer than a segment: their pieces are then

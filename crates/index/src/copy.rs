@@ -102,10 +102,10 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies the runs that still wait, first without a parent. These runs wait because their
-    /// parent was dropped, or because they are attached to each other in a ring, which an intact
-    /// index does not have. Then links each run to its parent, or removes the run if its parent was
-    /// dropped.
+    /// Copies the runs that still wait. These runs wait because their parent was dropped or waits
+    /// too, or because they are attached to each other in a ring, which an intact index does not
+    /// have. Inserts them without links to their parents, and then links each run to its parent, or
+    /// removes the run if its parent was dropped.
     fn copy_waiting(&mut self) -> Result<()> {
         while let Some(&parent) = self.waiting.keys().next() {
             let children = self.waiting.remove(&parent).unwrap_or_default();

@@ -94,7 +94,7 @@ pub struct Removed {
 }
 
 impl Removed {
-    /// These removed pages without their hashes.
+    /// The removed pages, without their hashes.
     fn without_hashes(self) -> Self {
         Self { hashes: Vec::new(), ..self }
     }

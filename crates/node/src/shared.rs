@@ -71,8 +71,8 @@ impl Shared {
     /// `options` and the store are logged.
     ///
     /// # Errors
-    /// `Invalid` if the directory holds no store of this format, or a malformed policy file;
-    /// `Retry` while the store is being closed because its path no longer leads to it.
+    /// Errors of [`Directory::manifest_for`] and [`Directory::policy`]; `Retry` while the store is
+    /// being closed because its path no longer leads to it.
     pub(crate) fn add_handle(&self, options: &Options) -> Result<Option<StorePolicy>> {
         let mut phase = self.phase.lock();
         let Phase::Open(handles) = &mut *phase else { return Ok(None) };

@@ -20,8 +20,8 @@ struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
     pages: usize,
-    /// Whether no two buffers share memory that pages use. If so, pages with different ids do not
-    /// overlap.
+    /// Whether the spans of the buffers that hold pages, gaps between pages included, do not
+    /// overlap. If so, pages with different ids do not overlap.
     apart: bool,
     _held: BufferGuard,
 }
@@ -156,7 +156,8 @@ fn part(
     Ok(Part { chunk, page_bytes, stride, writable })
 }
 
-/// Returns whether no two buffers share memory that the first `pages` pages use.
+/// Returns whether the spans of the buffers, from page zero to the end of page `pages - 1` with the
+/// gaps between pages, do not overlap.
 fn buffers_disjoint(parts: &[Part], pages: usize) -> bool {
     let used = |part: &Part| match pages {
         0 => 0,

@@ -31,8 +31,8 @@ pub type Opener = Arc<dyn Fn(&ParsedAddress) -> Result<Arc<dyn Backend>> + Send 
 
 static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
 
-/// Registers `opener` for all addresses without `//` whose scheme is not built in, and replaces an
-/// earlier opener.
+/// Registers `opener` for the addresses with a path and without an authority (`MODULE:CLASS`) whose
+/// scheme is not built in, and replaces an earlier opener.
 pub fn register_opener(opener: Opener) {
     *OPENER.write() = Some(opener);
 }

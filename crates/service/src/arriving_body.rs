@@ -25,7 +25,8 @@ impl ArrivingBody {
 
 impl Drop for ArrivingBody {
     fn drop(&mut self) {
-        // The rest of the body has no reader, so the request is being answered.
+        // The service answers the request without the rest of the body, so the connection must not
+        // be displaced.
         self.arrival.complete();
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct GuardedFile<'a> {
 
 impl GuardedFile<'_> {
     /// Checks the type, owner and permissions of the file, and reads it. The file that is read is
-    /// the file that was checked, also if another file takes its name meanwhile.
+    /// the file that was checked, also if another file takes its name in between.
     ///
     /// # Errors
     /// `Invalid` if the file cannot be read, is not a regular file, is too long, or its owner or

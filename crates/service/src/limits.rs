@@ -69,7 +69,7 @@ const _: () = assert!(DECISIONS_MAX as usize <= ritornello_store::LISTED_DECISIO
 /// Number of decisions in an answer to a request without `limit`.
 pub(crate) const DECISIONS_DEFAULT: u32 = 100;
 
-/// Maximum number of scopes in an answer, and of scopes with series of their own in the metrics:
+/// Maximum number of scopes in an answer, and of scopes with separate series in the metrics:
 /// all further scopes share the label value `other`.
 pub(crate) const SCOPES_MAX: usize = 16;
 /// Maximum characters of a label value.

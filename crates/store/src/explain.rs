@@ -38,9 +38,9 @@ impl Store {
         let _ = self.catalog.report_decisions(&[decision.bounded()], 0);
     }
 
-    /// Counts a load for a request, which took `load`: `tokens` is the number of tokens that were
-    /// loaded and not computed, zero if the load failed. `prefill`: the estimated time to compute
-    /// these tokens, `None` without a measurement: then the tokens are counted, and no times. Waits
+    /// Counts a load for a request. `tokens`: the tokens that were loaded and not computed, zero if
+    /// the load failed. `load`: the time that the load took. `prefill`: the estimated time to
+    /// compute these tokens; if it is `None`, the tokens are counted, and neither time is. Waits
     /// for nothing: counts are sent to the owner about every two seconds.
     pub fn note_prefill_avoided(&self, tokens: u64, prefill: Option<Duration>, load: Duration) {
         self.count(&TransferCounts::prefill_avoided(tokens, prefill, load));

@@ -47,7 +47,8 @@ pub enum Answer {
     /// the store, as in metrics: `host` if the store is in memory, else `disk`. Owners of earlier
     /// builds give no detail.
     Hit,
-    /// Stored, and not delivered by a get, because an earlier page of the keys is missing.
+    /// Stored, and not delivered by a get, because an earlier page of the prompt is missing or
+    /// absent.
     BehindMissing,
     /// A put has space for the page, and has not committed it, or committed it during this call.
     NotYetVisible,
@@ -74,10 +75,10 @@ pub enum Answer {
     /// id of the other scope, which [`Explanation::other_scopes`] describes.
     OtherScope,
     /// The owner remembers no cause. The detail is `not_offered` if no put has asked for space
-    /// for the page since the owner opened the store, except with an error. The page may have been
-    /// stored before, and lost; and a put may have ended before it asked, for example after a
-    /// refusal of earlier pages. The detail is `forgotten` if the page may have had a cause that newer
-    /// causes displaced. Owners of earlier builds give no detail.
+    /// for the page since the owner opened the store, or only puts that failed with an error have.
+    /// The page may have been stored before, and lost; and a put may have ended before it asked,
+    /// for example after a refusal of earlier pages. The detail is `forgotten` if the page may have
+    /// had a cause that newer causes displaced. Owners of earlier builds give no detail.
     Unknown,
 }
 

@@ -2,8 +2,8 @@
 //! directories, one per disk, which hold segments, and copies of the manifest and of the scope
 //! registry.
 //!
-//! A list never removes a directory from a store. A directory whose disk may not be mounted is not
-//! added: segments below a mount point would be hidden by the mount.
+//! A list never removes a directory from a store. A directory whose disk seems not to be mounted is
+//! not added: a later mount would hide the segments written there before.
 
 use crate::directory::{Directory, SEGMENTS, VOLUMES_MAX};
 use crate::options::Options;

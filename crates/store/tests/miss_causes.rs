@@ -42,7 +42,7 @@ fn page_evicted_with_its_segment_has_cause_segment() {
 }
 
 /// A segment file cannot be opened (`ENFILE`), so the segment is absent. When opens succeed again,
-/// the file is gone.
+/// the file does not exist.
 #[test]
 fn pages_of_a_removed_segment_file_have_cause_damaged() {
     let disk = SimDisk::new(64 * MIB);

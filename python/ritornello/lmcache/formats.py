@@ -83,7 +83,7 @@ class FormatCatalog:
     def refresh(self) -> bool:
         """Reads the formats if the minimum time since the last read has passed (`REFRESH_SECONDS`).
         Returns whether new formats were found. While one thread reads, calls of other threads
-        return False at once: the read may take long.
+        return False without waiting for the read.
         """
         started = self._clock()
         with self._lock:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.lmcache")
 
-# Deadlines in seconds; the deadline of a long load is up to 60 (`Store.time_limit`). A load that
-# takes longer is assumed to be slower than computing.
+# Minimum deadlines in seconds: `Store.time_limit` raises the deadline of a large load, to at most
+# 60. A load that takes longer is assumed to be slower than computing.
 GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 

@@ -21,9 +21,10 @@ logger = logging.getLogger("ritornello.sglang")
 
 
 class WeightUpdates:
-    """Updates in one process. `epoch`: epoch of the current weights, empty for the weights that
-    SGLang loaded at its start. `flushed`: the epoch at the last flush. SGLang's scheduler thread
-    makes updates and flushes; any thread may compare the epochs.
+    """Updates in one process. `epoch`: epoch of the current weights, empty until the weights that
+    SGLang loaded at its start may have changed. `flushed`: the epoch at the last flush, empty
+    before the first. SGLang's scheduler thread makes updates and flushes; any thread may compare
+    the epochs.
     """
 
     def __init__(self) -> None:

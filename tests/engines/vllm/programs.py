@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import sys
 from contextlib import ExitStack
@@ -75,19 +76,23 @@ class Interpreters:
         path = os.pathsep.join(filter(None, sys.path))
         environment = dict(os.environ | {"PYTHONPATH": path})
         asked = Run(str(program), list(words), str(log), timeout, environment, **streams)
-        interpreter.send(json.dumps(asdict(asked)))
+        try:
+            interpreter.send(json.dumps(asdict(asked)))
+        except BaseException:
+            self.end()
+            raise
         return interpreter
 
     def wait(self, interpreter: Child, program: Path, log: Path) -> None:
         """Waits for the end of the program that `interpreter` runs."""
         try:
             ended = interpreter.read()
+            assert ended, "the interpreter that forks programs has ended"
         except BaseException:
             # End the interpreters: if the wait is interrupted, the exit status of `program` is
             # unread, and the next run would take this status for the status of its program.
             self.end()
             raise
-        assert ended, "the interpreter that forks programs has ended"
         self._idle.append(interpreter)
         status = os.waitstatus_to_exitcode(int(ended))
         assert status == 0, f"{program.name} ended with {status}; its log:\n{tail(log)}"
@@ -132,13 +137,15 @@ class Dialogue:
         streams = {name: f"{log}.{name}" for name in ("input", "output")}
         for path in streams.values():
             os.mkfifo(path)
-        self._interpreter = INTERPRETERS.start(
-            program, *map(str, words), log=log, timeout=timeout, **streams
-        )
-        # Both sides open the pipes in this order, because each waits until the other opens a pipe.
         with ExitStack() as files:
-            self._output = files.enter_context(Path(streams["output"]).open())
-            self._input = files.enter_context(Path(streams["input"]).open("w"))
+            # With these modes an open does not wait for the program, which may end before it opens
+            # a pipe.
+            output = os.open(streams["output"], os.O_RDONLY | os.O_NONBLOCK)
+            self._output = files.enter_context(os.fdopen(output))
+            self._input = files.enter_context(os.fdopen(os.open(streams["input"], os.O_RDWR), "w"))
+            self._interpreter = INTERPRETERS.start(
+                program, *map(str, words), log=log, timeout=timeout, **streams
+            )
             self._files = files.pop_all()
 
     def send(self, line: str) -> None:
@@ -146,6 +153,7 @@ class Dialogue:
 
     def reply(self) -> Any:
         """Returns the program's next reply."""
+        self._wait_for_output()
         for line in self._output:
             if line.startswith(REPLY):
                 return json.loads(line.removeprefix(REPLY))
@@ -156,9 +164,18 @@ class Dialogue:
     def end(self) -> None:
         """Waits until the program ends, without killing it."""
         self._input.close()
+        self._wait_for_output()
         self.lines += [line.rstrip() for line in self._output]
         self._files.close()
         INTERPRETERS.wait(self._interpreter, self._program, self._log)
+
+    def _wait_for_output(self) -> None:
+        """Waits until the program writes its first output or ends. Before, a read would return the
+        end of the output.
+        """
+        if not os.get_blocking(self._output.fileno()):
+            select.select([self._output, self._interpreter.stdout], [], [])
+            os.set_blocking(self._output.fileno(), True)
 
     def __enter__(self) -> Self:
         return self
@@ -169,9 +186,11 @@ class Dialogue:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._files.close()
-        if kind is not None:
-            INTERPRETERS.end()
+        try:
+            self._files.close()
+        finally:
+            if kind is not None:
+                INTERPRETERS.end()
 
 
 def import_vllm() -> None:

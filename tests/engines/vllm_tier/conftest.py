@@ -26,7 +26,7 @@ import ritornello as rt  # noqa: E402
 from servers.child import owner_of  # noqa: E402
 from servers.environment import shared_model  # noqa: E402
 
-set_environment(OMP_NUM_THREADS="2")
+set_environment()
 
 # The capacity is so small that tests can fill the store.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}

@@ -116,7 +116,7 @@ def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[
 
 
 def main() -> None:
-    set_environment(OMP_NUM_THREADS="2")
+    set_environment()
     question = json.loads(sys.stdin.readline())
     engine = ConnectorEngine(question["model"], question["extra"], question.get("options", {}))
     if "prompts" not in question:

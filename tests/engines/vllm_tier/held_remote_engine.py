@@ -155,7 +155,7 @@ def preempt(engine: HeldEngine) -> dict[str, Any]:
 
 
 def main() -> None:
-    set_environment(OMP_NUM_THREADS="2")
+    set_environment()
     engine = HeldEngine(*sys.argv[1:])
 
     def alone() -> list[dict[str, Any]]:

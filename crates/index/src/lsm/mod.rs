@@ -127,8 +127,9 @@ pub struct LsmIndex {
 }
 
 impl LsmIndex {
-    /// Opens the index in `dir`, or creates an index. Damage is not an error: records that fail
-    /// verification are dropped, logged, and counted in [`LsmIndex::recovered`].
+    /// Opens the index in `dir`, or creates an index. Damage that the open finds is not an error:
+    /// the consistent runs are copied into a new database. [`LsmIndex::recovered`] counts these
+    /// runs, and the runs dropped as inconsistent.
     ///
     /// # Errors
     /// `Invalid` if the database has an unknown format; `Retry` if the index is open already;

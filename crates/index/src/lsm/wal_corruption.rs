@@ -32,8 +32,8 @@ pub(crate) fn find_in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     Ok(found)
 }
 
-/// Truncates logs at these offsets. Later logs may build on the records that are cut off, so the
-/// database counts as damaged.
+/// Truncates each log at the offset beside it. Later logs may build on the records that are cut
+/// off, so the caller first marks the database as damaged.
 pub(crate) fn truncate_logs(logs: &[(PathBuf, u64)]) -> io::Result<()> {
     for (path, at) in logs {
         tracing::warn!(path = %path.display(), at, "a log of the index is damaged and is truncated");

@@ -124,7 +124,7 @@ impl Hot {
         self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// The number of hashes in [`Hot::pages`] from page `page` on.
+    /// The number of hashes in [`Hot::pages`] for page `page` and later pages.
     #[inline]
     pub(crate) fn pages_from(&self, page: u16) -> usize {
         usize::from(self.length.saturating_sub(page))

@@ -63,8 +63,8 @@ impl<'a> Generator<'a> {
         Self { nested_first: true, ..Self::new(known) }
     }
 
-    /// Returns the enums within the enum that `make` deserializes, and this enum. `make` may fail:
-    /// the enums up to its failure count.
+    /// Returns the enum that `make` deserializes, and the enums within it. If `make` fails, the
+    /// enums that it met before the failure are included.
     #[cfg(test)]
     pub(super) fn enums(make: impl Fn(&mut Self)) -> Enums {
         let mut generator = Self::new(&[]);

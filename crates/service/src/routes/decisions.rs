@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 /// Decisions that the owner remembers.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Decisions {
-    /// In the order in which the owner received them, the last first.
+    /// The decision that the owner received last is first.
     decisions: Vec<DecisionEntry>,
     /// Seconds since the owner opened the store, or since it received the newest decision that it
     /// has forgotten.
@@ -85,7 +85,7 @@ impl From<DecisionListing> for Decisions {
 
 /// Decisions about the pages of requests
 ///
-/// Returns the decisions of all processes that the owner received last. Processes send their
+/// Returns the newest decisions that the owner received, from all processes. Processes send their
 /// decisions about every two seconds.
 #[utoipa::path(
     get,

@@ -1,7 +1,8 @@
-//! Published figures of a system whose device issues the reads, beside the figures of the model.
+//! Published figures of a system whose GPU issues the reads, beside the figures of the model.
 //!
-//! The system is Tutti (arXiv 2605.03375): Llama-3-8B, two drives, GDS as the path with copies that
-//! the CPU issues. `R` and `n0` in the reasons are parameters of the [model](super).
+//! The system is Tutti (arXiv 2605.03375), with Llama-3-8B and two drives. The figures of GDS are
+//! compared with the model's [`Medium::DiskCopies`]. `R` and `n0` in [`PublishedRow::why`] are
+//! parameters of the [model](super).
 
 use super::{Medium, Prefill, Prices, Rates, Transfer};
 use serde::Serialize;
@@ -13,7 +14,7 @@ const DRIVES: f64 = 29e9;
 /// `TTFT, SSD`.
 const FILES: f64 = 3.4e9;
 /// The hit rates over which the published mean bubble is assumed to be computed. Each hit rate has
-/// half the misses of the one before.
+/// half the misses of the preceding hit rate.
 pub(super) const ASSUMED_HIT_RATES: [f64; 6] = [0.5, 0.75, 0.875, 0.9375, 0.968_75, 0.984_375];
 
 /// A published figure, and the figure of the model.

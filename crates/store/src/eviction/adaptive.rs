@@ -35,8 +35,8 @@ const INDEX_BYTES_PER_PAGE: u64 = 34;
 const MEMORY_FLOOR: u64 = 4 << 20;
 /// Bytes of memory per page of one shadow, including remembered keys and unused space in tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
-/// Number of requested sampled pages after which the weight of a hit has decayed to 1/e, as a
-/// multiple of the sampled pages that the store holds, or of 256 if the store holds fewer.
+/// The weight of a hit has decayed to 1/e after `WINDOW * n` requested sampled pages, where `n` is
+/// the number of sampled pages that the store holds, or 256 if the store holds fewer.
 const WINDOW: f64 = 64.0;
 /// A candidate takes over if its recent hits exceed the hits of the followed candidate by more than
 /// the share `MARGIN` of the requested pages plus [`SIGMAS`] standard errors.

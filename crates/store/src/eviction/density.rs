@@ -33,8 +33,8 @@ pub(super) struct Density {
     used: u64,
     /// Steps until worths are recomputed.
     due: u32,
-    /// Units of the pieces that another policy handed over so far, warmest first: their sum
-    /// estimates the age of the next piece.
+    /// Units of the pieces that the previous policy handed over so far. Pieces come warmest first,
+    /// so the age of the next piece is estimated as the time in which this sum is put or used.
     inherited: u64,
     /// The list to evict from first: its kind, its index in [`Kind::ages`] ([`AGES`] for
     /// [`Kind::old`]), and its worth. `None` after each step and each computation of worths: the
@@ -102,8 +102,9 @@ impl Kind {
         self.ages.get(at).unwrap_or(&self.old).oldest()
     }
 
-    /// Returns the list of pieces last used at `stamp`, and marks it as filled, because the caller
-    /// inserts a piece.
+    /// Returns the list of pieces last used at `stamp`, and sets the bit of `stamp` in `filled`,
+    /// because the caller inserts a piece. If the list is `old`, which has no bit, the bit belongs
+    /// to another list, which may be empty.
     fn filling(&mut self, now: u32, stamp: u32) -> &mut List {
         self.filled |= 1 << (stamp as usize % AGES);
         self.list(now, stamp)
@@ -319,10 +320,11 @@ impl EvictionPolicy for Density {
 
     fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
-        // The previous policy may have set the stamp by a clock that was ahead of this policy's
-        // clock. For such a stamp, [`Kind::list`] would return `old` now, and a different list
-        // after this policy's clock has reached the stamp, although the piece would still be in
-        // `old`.
+        // An earlier policy may have set the stamp by a clock that was ahead of this policy's
+        // clock, if the tree has switched policies `POLICY_GENERATIONS` times since the piece was
+        // last listed. For such a stamp, [`Kind::list`] would return `old` now, and a different
+        // list after this policy's clock has reached the stamp, although the piece would still be
+        // in `old`.
         if piece.stamp > self.now {
             piece.stamp = self.now - AGES as u32;
         }

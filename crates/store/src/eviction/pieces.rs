@@ -27,8 +27,9 @@ pub(super) struct Piece {
     pub(super) children: u32,
     older: u32,
     newer: u32,
-    /// A number that the policy keeps with the piece: `density` its step of last use, `s3fifo` its
-    /// remaining passes through the main queue. Other policies ignore it.
+    /// A number that the policy keeps with the piece: `density` its step of last use; `s3fifo` its
+    /// remaining passes through the main queue or, in the small queue, its uses (3 stands for 3 or
+    /// more). Other policies ignore it.
     pub(super) stamp: u32,
     /// Length of the run's header in units.
     pub(super) header_units: u8,
@@ -143,8 +144,8 @@ impl Pieces {
         slot
     }
 
-    /// Removes an unlisted piece. The piece's slot is reused when no piece follows the removed
-    /// piece any longer.
+    /// Removes an unlisted piece. If no piece follows it, its slot may be reused. Otherwise the
+    /// slot is kept, and the caller calls `remove` again when no piece follows any longer.
     pub(super) fn remove(&mut self, slot: u32) {
         let vacant = self.vacant;
         let piece = &mut self[slot];

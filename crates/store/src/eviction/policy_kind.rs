@@ -24,8 +24,9 @@ pub enum PolicyKind {
     S3Fifo,
     /// Fewest expected hits per unit of time first, learnt from the intervals between uses.
     Density,
-    /// Evicts by the other policy that had most hits recently in shadow caches, which simulate each
-    /// policy on a sample of the pages. Changes the policy only for a lead above a margin.
+    /// Evicts by the one of the policies above that had most hits recently in shadow caches, which
+    /// simulate each policy on a sample of the pages. Changes the policy only for a lead above a
+    /// margin.
     #[default]
     Adaptive,
 }

@@ -126,7 +126,7 @@ fn counted_leases_are_within_the_share() {
     assert_eq!(
         grant(&runs[..5], other).unwrap().1,
         5,
-        "runs that another client has leased do not reduce the share"
+        "runs that another client has leased too take no further space"
     );
     assert!(grant(&runs[5..], other).is_err(), "shared runs count in full for each client");
     assert_eq!(

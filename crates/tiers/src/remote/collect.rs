@@ -3,9 +3,10 @@
 //!
 //! A lookup starts at the beginning of a prompt, so an object is removed after the objects that
 //! continue it: for its age, the last write of the object or of any object that continues it
-//! counts. Orphans, objects whose preceding object was removed or never written, are removed first.
-//! The header of an object names the page before the object; headers are read only if an object
-//! exceeds the age limit, or all objects together exceed the budget.
+//! counts. Exception: orphans, objects whose preceding object was removed or never written, are
+//! removed first, even before the objects that continue them. The header of an object names the
+//! page before the object; headers are read only if an object exceeds the age limit, or all objects
+//! together exceed the budget.
 //!
 //! **Concurrent readers and writers.** Objects are removed whole. If a reader found an object that
 //! is then removed, the read is a miss, and the request is computed. A writer that found the object
@@ -70,9 +71,9 @@ pub struct Collected {
     pub unreadable: u64,
 }
 
-/// Removes objects beyond the limits. With `keys` the headers of sealed objects are verified; an
-/// object without a valid seal counts as the beginning of a prompt. `each` is called for every
-/// object before its removal, in a dry run too.
+/// Removes objects beyond the limits. With `keys` the headers of sealed objects are verified; a
+/// sealed object without a valid seal counts as the beginning of a prompt. `each` is called for
+/// every object before its removal, in a dry run too.
 ///
 /// # Errors
 /// The remote's error if the listing or reading the remote's clock fails, or if eight consecutive

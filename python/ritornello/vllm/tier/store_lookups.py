@@ -79,7 +79,8 @@ class StoreLookups:
         is_first: bool = True,
     ) -> int:
         """Returns the number of leading keys that are stored, and leases them for the request.
-        `is_first`: `keys` begin with the first chunk of their group that vLLM asks for.
+        `is_first`: whether to record the result as a decision, because `keys` begin with the first
+        chunk of their group that vLLM asks for.
         """
         started = perf_counter()
         match = self._store.lease_prefix(scope, keys, LEASE_SECONDS)

@@ -10,7 +10,8 @@ use std::str::FromStr;
 /// Arguments of `bench adaptive`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. The ten-stage workload runs on the index `lsm`, without payload: a request probes for
+How it measures. The ten-stage workload is the trace of `simulate --generate ten-stage`, scaled to
+--entries. It runs on the index `lsm`, without payload: a request probes for
 256 pages, marks the runs found as used, and inserts the missing pages in runs of 32. A second
 thread maintains the index every 20 ms and syncs it every 2 s, as a store does. The warm-up inserts
 half of the pages and is not counted; the stages follow. In one variant the controller adapts the

@@ -39,8 +39,8 @@ pub(crate) fn find_segments(
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
-            // Check the marker after listing and syncing the directory, because an empty mount
-            // point lists no files.
+            // Check the marker only after the listing: if the disk was unmounted before the
+            // listing, the empty mount point was listed.
             Ok(_) if !is_present(number) => {
                 Err("the volume became absent during the opening".to_owned())
             }
@@ -77,9 +77,9 @@ pub(crate) fn find_segments(
     usable
 }
 
-/// Marks the space of every valid run as in use, and removes invalid runs from the index. Returns
-/// the valid runs, and which of them are in absent space: the index keeps the runs in absent space,
-/// but lookups skip them.
+/// Marks the extents of valid runs in present segments as in use, and removes invalid runs from the
+/// index. Returns the valid runs, and which of them have extents in absent space: the index keeps
+/// these runs, but lookups skip them.
 pub(crate) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,

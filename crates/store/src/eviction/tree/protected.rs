@@ -5,14 +5,14 @@ use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// A queue of pieces that were protected when they became victims, without the first `EXAMINED_MAX`
-/// (`tree/victims.rs`) of each call for victims: the call lists these again before it returns. No
-/// policy lists a queued piece, unless the piece was used, or lost its last child, since it was
-/// added.
+/// A queue of pieces that were protected when they became victims. Each call for victims lists the
+/// first `EXAMINED_MAX` (`tree/victims.rs`) of these pieces again before it returns, and adds only
+/// the further pieces. No policy lists a queued piece, unless the piece was used, or lost its last
+/// child, since it was added.
 ///
 /// The tree does not learn when a protection ends, so each eviction examines some of these pieces
-/// again, the longest-waiting first. A piece that is protected for a long time is thus skipped once
-/// instead of by every call.
+/// again, the longest-waiting first. Calls for victims do not pass over a queued piece again, as
+/// long as no policy lists it.
 #[derive(Debug, Default)]
 pub(super) struct ProtectedPieces {
     queue: VecDeque<(u32, RunId)>,

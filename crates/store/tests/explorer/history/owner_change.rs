@@ -167,7 +167,7 @@ impl History {
                 self.expect_dropped(operation);
             }
             // Expect only the flushed pages that are still present. The killed process may have
-            // evicted the others, and the eviction may be durable or not.
+            // evicted the missing pages, and the eviction may be durable or not.
             if !self.workload.never_full {
                 self.allow_evictions(&present);
             }
