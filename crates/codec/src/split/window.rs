@@ -19,7 +19,7 @@ const WINDOW: u8 = 7;
 /// Length of a block's head: kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
 /// Minimum ratio of numbers to escapes in a windowed block. With more escapes, a block with the
-/// 4-bit codes of a codebook is shorter.
+/// 4-bit codes of a codebook is shorter, unless many of its numbers need escapes too.
 const ESCAPES: usize = 8;
 /// Maximum number of groups from whose exponents the window of a strip is chosen.
 const SAMPLE: usize = 8;

@@ -326,8 +326,9 @@ pub(super) fn dropping_a_scope_removes_all_its_runs(make: Make<'_>) {
 
 pub(super) fn scope_of_many_short_chains_is_dropped(make: Make<'_>) {
     let bench = Bench::new(make);
-    // An index may drop this number of runs in several batches. Removing a run removes its
-    // descendants, and may free the records of descendants that come later in the same batch.
+    // An index may drop this number of runs in several batches. Removing a run also removes its
+    // descendants, so a later run of the same batch may not exist, and its record may be free,
+    // before the index comes to it.
     const RUNS: u64 = 5000;
     let mut parent = None;
     for number in 0..RUNS {

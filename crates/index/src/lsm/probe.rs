@@ -21,8 +21,8 @@ struct Found {
 pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<usize> {
     let Some(found) = last_found(db, scope, keys) else { return Some(0) };
     let record = db.record(found.run)?;
-    // The depth of the run, the number of pages before it in its chain, proves that all pages
-    // before the last page are in the index.
+    // If the chain of the found page has at least as many pages before it as `keys` has, these are
+    // the same pages, because its hash commits to them, and all of them are in the index.
     let proven = record.chained && record.depth + u64::from(found.page) + 1 >= found.pages as u64;
     proven.then_some(found.pages)
 }

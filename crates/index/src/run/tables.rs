@@ -153,10 +153,11 @@ impl Tables {
 
     /// Continues a walk from `at` with the guess that the next runs match `stride` keys each, like
     /// the run before them. Looks up [`LOOKAHEAD_RUNS`] runs together, so that the processor waits
-    /// for all their cache lines at the same time. Visits the match at each guessed position. Stops
-    /// before a position where the run of the first candidate ([`Slots::candidates`]) does not
-    /// match to its end or to the end of `keys`, and after a match of another length. Visits
-    /// nothing in a scope that is not chained. Returns the position at which the walk continues.
+    /// for all their cache lines at the same time. Visits the match at each guessed position. Tries
+    /// only the first of the [`Slots::candidates`] there, and stops before the position if its run
+    /// does not match up to the run's end or the end of `keys`. Also stops after a match of other
+    /// than `stride` keys. Visits nothing in a scope that is not chained. Returns the position at
+    /// which the walk continues.
     #[inline]
     fn match_next_runs(
         &self,

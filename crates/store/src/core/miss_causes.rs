@@ -119,8 +119,8 @@ impl MissCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::core) struct Remembered {
     cause: MissCause,
-    /// The policy that was followed when it chose the page to be evicted; `None` if no policy chose
-    /// the page.
+    /// The policy by which the page was chosen for eviction: for `adaptive`, the policy that it
+    /// followed then. `None` if no policy chose the page.
     policy: Option<PolicyKind>,
     /// Microseconds since the store was opened.
     pub(in crate::core) time: u64,

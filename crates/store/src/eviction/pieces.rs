@@ -33,7 +33,8 @@ pub(super) struct Piece {
     pub(super) stamp: u32,
     /// Length of the run's header in units.
     pub(super) header_units: u8,
-    /// The number of the list that holds the piece, among the lists of the policy that lists it.
+    /// Names the list that holds the piece, among the lists of its policy: the list's number; for
+    /// `density` the number of the piece's kind, which names the list together with `stamp`.
     pub(super) queue: u8,
     /// Number of uses since the piece was admitted; 255 stands for 255 or more.
     pub(super) uses: u8,

@@ -39,8 +39,8 @@ pub(crate) fn find_segments(
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
-            // Check the marker only after the listing: if the disk was unmounted before the
-            // listing, the empty mount point was listed.
+            // Ask only after the listing whether the volume is present: if the disk was unmounted
+            // before the listing, the empty mount point was listed.
             Ok(_) if !is_present(number) => {
                 Err("the volume became absent during the opening".to_owned())
             }
