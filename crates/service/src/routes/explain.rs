@@ -152,11 +152,11 @@ struct KeySpanEntry {
     /// `hit`, `behind_missing`, `not_yet_visible`, `absent_volume`, `evicted`, `removed`, `damaged`,
     /// `refused`, `abandoned`, `other_scope` or `unknown`.
     answer: &'static str,
-    /// For `hit`: `host` if the store is in memory, else `disk`. For `evicted`, `removed`, `damaged`
-    /// and `refused`: the cause; for `evicted`, except for the cause `segment`, then ` by ` and the
-    /// eviction policy. For `unknown`: `not_offered` or `forgotten`. For `absent_volume`: the absent
-    /// directory or segment, and why it is absent. For `other_scope`: the id of the other scope.
-    /// Empty for other answers, or if there is none.
+    /// For `hit`: `host` if the store is in memory, else `disk`. For `evicted`, `removed`,
+    /// `damaged` and `refused`: the cause; for `evicted`, except for the cause `segment`, then
+    /// ` by ` and the eviction policy. For `unknown`: `not_offered` or `forgotten`. For
+    /// `absent_volume`: the absent directory or segment, and why it is absent. For `other_scope`:
+    /// the id of the other scope. Empty for other answers, or if there is none.
     detail: String,
     /// Seconds since the first page of the span was evicted, removed (also as damaged), refused or
     /// abandoned; null for other answers. Later pages of the span may have other ages.
