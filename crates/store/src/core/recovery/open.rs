@@ -1,5 +1,6 @@
-//! Opening a store as its owner: reads the files, keeps the runs that pass validation and drops all
-//! others.
+//! Opening a store as its owner: reads the manifest and writes it with a new owner epoch, reads the
+//! index, the scope registry and the segments, keeps the runs that pass validation, and drops all
+//! further runs.
 
 use super::validate::{find_segments, restore, validate_runs};
 use crate::budget::Budget;
