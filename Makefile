@@ -55,14 +55,14 @@ WHEEL := build/wheels/ritornello-*.whl
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# `test-all` runs all suites, or its shard of them; `test` runs CORE_SUITES and `test-vllm`. Suites of
-# the core run one at a time, because some of them keep two processors busy at times. Most tests of
-# the core only wait, so the other suites, which mostly keep one processor busy, run beside the
-# suites of the core: two at a time, long suites first.
-CORE_SUITES := test-rust test-python test-lsm test-loom
+# `test-all` runs all suites, or its shard of them; `test` runs CORE_SUITES, `test-vllm` and
+# `test-loom`. Suites of the core run one at a time, because some of them keep two processors busy at
+# times. Most tests of the core only wait, so the other suites, which mostly keep one processor busy,
+# run beside the suites of the core: two at a time, long suites first.
+CORE_SUITES := test-rust test-python test-lsm
 LONG_CORE_SUITES := test-fuzz test-rust-long test-python-long lint-dependencies
-OTHER_SUITES := test-vllm-connector test-sglang-long test-vllm-tier test-shared test-lmcache test-serve-demo test-device \
-	test-remote test-service test-sglang test-mooncake
+OTHER_SUITES := test-vllm-connector test-sglang-long test-vllm-tier test-shared test-lmcache test-loom test-serve-demo \
+	test-device test-remote test-service test-sglang test-mooncake
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
@@ -211,7 +211,7 @@ build_and_run = mkdir -p $(STAMPS) && : >$(TIMES); status=0; began=$$(date +%s);
 	$(call run_suites,2,$(3)) || status=1; wait $$core || status=1; $(summary); exit $$status
 
 test: ## all tests of the core, of Python and of vLLM, except long tests
-	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm)
+	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm test-loom)
 
 test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
 	@$(call build_and_run,packages build emulated $(ENGINES) s3 emulators service-tools cargo-deny,$(call \
