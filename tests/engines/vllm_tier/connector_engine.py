@@ -2,15 +2,14 @@
 vLLM's offloading as on a GPU, except that its worker copies between CPU tensors and host memory
 (`servers.cpu_offloading`).
 
-The program reads a question, one line of JSON: the `model`, the connector's
-settings (`extra`), the store's `path` and the `prompts`; it may have `options` of vLLM. If a
-regular file is at the store's path, the engine answers the first prompt (`unopened`) before it
-removes the file. For each prompt the reply has two answers: before vLLM's own caches are emptied
-(`first`), and after (`again`); with `once` only the first. Each has the tokens of the answer
-(`tokens`), and the number of prompt tokens that were not computed (`cached`), of prompt tokens that
-came from the disk (`disk`), and of accepted draft tokens (`accepted`). If `extra` is null, the
-engine has no connector. If the question has
-`changes_weights`, the engine changes its weights at the end, and answers the last prompt again:
+The program reads a question, one line of JSON: the `model`, the connector's settings (`extra`), the
+store's `path` and the `prompts`; it may have `options` of vLLM. If a regular file is at the store's
+path, the engine answers the first prompt (`unopened`) before it removes the file. For each prompt
+the reply has two answers: before vLLM's own caches are emptied (`first`), and after (`again`); with
+`once` only the first. Each has the tokens of the answer (`tokens`), and the number of prompt tokens
+that were not computed (`cached`), of prompt tokens that came from the disk (`disk`), and of
+accepted draft tokens (`accepted`). If `extra` is null, the engine has no connector. If the question
+has `changes_weights`, the engine changes its weights at the end, and answers the last prompt again:
 after vLLM's prefix cache is emptied (`changed`), after the connector is reset too (`reset`), and
 after all caches of vLLM are emptied (`again`). If the question has no `prompts`, the engine obeys
 the orders of `tier_harness` that follow, one per line.

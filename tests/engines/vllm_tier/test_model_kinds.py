@@ -63,7 +63,6 @@ def test_second_engine_answers_from_chunks_of_first(name: str, tmp_path: Path) -
         "options": options,
         "once": True,
     }
-    # The first engine has no connector.
     extras = (None, question["extra"], question["extra"])
     runs = [
         run_engine(question | {"extra": extra}, tmp_path / f"{number}.log")

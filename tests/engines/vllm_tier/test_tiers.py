@@ -12,6 +12,7 @@ import pytest
 from conftest import Obedient, Other
 from connector_engine import CHUNK
 from harness import BLOCK, prompt
+from programs import Dialogue
 from tier_harness import block_bytes
 
 from servers.environment import ROOT
@@ -105,7 +106,7 @@ def test_gate_decisions_and_prefetches_are_counted(told: dict[str, dict[str, Any
 @pytest.mark.long
 def test_aborts_and_preemptions_during_fetches_leak_nothing(model: Path, tmp_path: Path) -> None:
     program = Path(__file__).with_name("held_remote_engine.py")
-    with Obedient(program, model, tmp_path, log=tmp_path / "engine.log") as engine:
+    with Dialogue(program, model, tmp_path, log=tmp_path / "engine.log") as engine:
         said = engine.reply()
         engine.end()
     aborted, preempted, computed = said["aborted"], said["preempted"], said["computed"]

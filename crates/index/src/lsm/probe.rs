@@ -21,8 +21,8 @@ struct Found {
 pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<usize> {
     let Some(found) = last_found(db, scope, keys) else { return Some(0) };
     let record = db.record(found.run)?;
-    // If the chain of the found page has at least as many pages before it as `keys` has, these are
-    // the same pages, because its hash commits to them, and all of them are in the index.
+    // If at least as many pages precede the found page in its chain as in `keys`, the pages are the
+    // same, because the hash of the found page commits to them, and all of them are in the index.
     let proven = record.chained && record.depth + u64::from(found.page) + 1 >= found.pages as u64;
     proven.then_some(found.pages)
 }

@@ -34,7 +34,7 @@ pub(super) struct Density {
     /// Steps until worths are recomputed.
     due: u32,
     /// Units of the pieces that the previous policy handed over so far. Pieces come warmest first,
-    /// so the age of the next piece is estimated as the time in which this sum is put or used.
+    /// so this sum estimates how many units were put or used since the next piece was last used.
     inherited: u64,
     /// The list to evict from first: its kind, its index in [`Kind::ages`] ([`AGES`] for
     /// [`Kind::old`]), and its worth. `None` after each step and each computation of worths: the

@@ -56,8 +56,8 @@ impl Sample {
     }
 
     /// Begins a sequence: `pages`, which follow the page `after`, or no page. If `after` is a page
-    /// that is not remembered as the end of a sequence, no shadow counts as having the pages
-    /// before.
+    /// that is not remembered as the end of a sequence, all shadows count the earlier pages as
+    /// missing.
     pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
         self.prefix = match after {
             None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },

@@ -4,9 +4,10 @@
 //! or the whole page if the call names no sections. [`disk::read`] reads the parts from files, and
 //! [`mapped::read`] copies them from mapped segments, in the order of their sections. Both verify
 //! each part against the header of its run, and share [`ReadJob`]: the header's description of each
-//! part, the outcome of each page, and the sections that have arrived. A read of files
-//! without sections reads the header of a run together with its pages; otherwise all headers are
-//! read first.
+//! part, the outcome of each page, and the sections that have arrived.
+//!
+//! A read of files without sections reads the header of a run together with its pages. All other
+//! reads read all headers first.
 //!
 //! A slice is the smallest part of a page that can be verified. Each slice is read with the first
 //! section that needs one of its bytes, so that no slice is read twice, even if a section ends
