@@ -6,6 +6,7 @@ forks a process, and prints this process's status as `waitpid` returns it.
 """
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -52,7 +53,12 @@ class Run:
         for number, file in ((0, os.open(self.input, os.O_RDONLY)), (1, output), (2, log)):
             os.dup2(file, number)
         sys.argv = [self.program, *self.words]
+        # The collections of a process that ends take longer than a small engine's start. vLLM
+        # unfreezes objects when it shuts down; Python collects frozen objects neither then nor
+        # while it ends.
+        gc.unfreeze = lambda: None  # type: ignore[assignment]
         runpy.run_path(self.program, run_name="__main__")
+        gc.freeze()
 
 
 class Interpreters:
@@ -204,6 +210,10 @@ def import_vllm() -> None:
     # The interpreter must have a single thread: a fork copies only the thread that calls it, but
     # also the locks that other threads hold.
     assert len(list(Path("/proc/self/task").iterdir())) == 1
+    # Garbage collections in the forked processes leave out the objects that exist now: an engine
+    # collects several times at its start and its end, and these objects are more than its own.
+    gc.collect()
+    gc.freeze()
 
 
 def next_run() -> Run | None:
