@@ -53,7 +53,7 @@ WHEEL := build/wheels/ritornello-*.whl
 # PATH begins with the environment's Python, because the `python3` of a version manager may take ten
 # times as long to start the script.
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
-test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
+test-rust-long test-remote: export TEST_SILENCE := 1800
 
 # `test-all` runs all suites, or its shard of them; `test` runs CORE_SUITES, `test-vllm` and
 # `test-loom`. Suites of the core run one at a time, because some of them keep two processors busy at
@@ -257,13 +257,9 @@ test-lsm: $(LSM)/env
 	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast \
 		$(addprefix --test ,$(LSM_TESTS)) -- --skip clients_recover_from_every_fault
 
-# Loom models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
-# release mode. The excluded crates have no models, and depend on HTTP libraries, which are not
-# meant to be compiled with `--cfg loom`.
-test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO_TEST) --workspace --locked --quiet \
-		$(addprefix --exclude ritornello-,python cli operations service lab terminal remote) \
-		--release --target-dir target/loom --test 'loom_*'
+# Loom models are crates/*/tests/loom_*.rs.
+test-loom: $(LSM)/env
+	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES),ritornello-store/loom --locked --quiet --test 'loom_*'
 
 # Runs every parser on broken input, each for FUZZ_SECONDS seconds. `--examples` makes cargo enable the
 # features of dependencies that tests enable, so that it does not compile dependencies again.

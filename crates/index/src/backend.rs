@@ -1,8 +1,8 @@
 //! The backends, by name.
 
-#[cfg(all(feature = "art", not(loom)))]
+#[cfg(feature = "art")]
 use crate::{ArtIndex, ArtOptions};
-#[cfg(all(feature = "lsm", not(loom)))]
+#[cfg(feature = "lsm")]
 use crate::{LsmIndex, LsmOptions};
 use crate::{MemoryIndex, PrefixIndex, RunIndex, RunOptions};
 use ritornello_format::{Error, Result};
@@ -66,8 +66,8 @@ impl Backend {
     pub fn compiled() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|backend| match backend {
             Self::Run | Self::Memory => true,
-            Self::Art => cfg!(all(feature = "art", not(loom))),
-            Self::Lsm => cfg!(all(feature = "lsm", not(loom))),
+            Self::Art => cfg!(feature = "art"),
+            Self::Lsm => cfg!(feature = "lsm"),
         })
     }
 
@@ -105,22 +105,22 @@ impl Backend {
                 Ok(Box::new(RunIndex::open(medium, dir, options)?))
             }
             Self::Memory => Ok(Box::new(MemoryIndex::new())),
-            #[cfg(all(feature = "art", not(loom)))]
+            #[cfg(feature = "art")]
             Self::Art => {
                 let OpenOptions { cache_bytes, durable, verify, .. } = *options;
                 let options = ArtOptions { cache_bytes, durable, verify };
                 Ok(Box::new(ArtIndex::open(dir, options)?))
             }
-            #[cfg(not(all(feature = "art", not(loom))))]
+            #[cfg(not(feature = "art"))]
             Self::Art => Err(not_compiled(self.name())),
-            #[cfg(all(feature = "lsm", not(loom)))]
+            #[cfg(feature = "lsm")]
             Self::Lsm => {
                 let OpenOptions { metadata_bytes_max, cache_bytes, verify, .. } = *options;
                 let fitting = LsmOptions::within(metadata_bytes_max);
                 let options = LsmOptions { block_cache_bytes: cache_bytes, verify, ..fitting };
                 Ok(Box::new(LsmIndex::open(dir, &options)?))
             }
-            #[cfg(not(all(feature = "lsm", not(loom))))]
+            #[cfg(not(feature = "lsm"))]
             Self::Lsm => Err(not_compiled(self.name())),
         }
     }

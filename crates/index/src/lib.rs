@@ -17,7 +17,7 @@
 
 #![forbid(unsafe_code)]
 
-#[cfg(all(feature = "art", not(loom)))]
+#[cfg(feature = "art")]
 mod art;
 mod backend;
 #[cfg(any(test, feature = "conformance"))]
@@ -25,7 +25,7 @@ pub mod conformance;
 mod copy;
 mod leftover;
 mod live_extents;
-#[cfg(all(feature = "lsm", not(loom)))]
+#[cfg(feature = "lsm")]
 pub mod lsm;
 mod memory;
 pub mod residency;
@@ -34,11 +34,11 @@ mod sync;
 pub mod synthetic;
 pub mod tuning;
 
-#[cfg(all(feature = "art", not(loom)))]
+#[cfg(feature = "art")]
 pub use art::{ArtIndex, ArtOptions, ArtRecovered};
 pub use backend::{Backend, OpenOptions};
 pub use copy::{Copied, copy};
-#[cfg(all(feature = "lsm", not(loom)))]
+#[cfg(feature = "lsm")]
 pub use lsm::{LsmIndex, LsmOptions};
 pub use memory::MemoryIndex;
 pub use run::{Recovered, RunIndex, RunOptions, StoredIndex};

@@ -1,20 +1,20 @@
 //! The locks and atomics of this crate: from `parking_lot` and the standard library, or from `loom`
-//! when a model is checked (`RUSTFLAGS="--cfg loom"`).
+//! with the feature `loom`, for models in `tests/loom_*.rs`.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use model::{Mutex, MutexGuard, RwLock};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use std::sync::atomic::Ordering;
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64};
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 mod model {
     //! The locks of `loom` with the signatures of `parking_lot`. A lock that a panic poisoned is
     //! taken nevertheless, except by `try_lock`: the panic fails the model in any case.

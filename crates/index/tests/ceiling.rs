@@ -1,7 +1,6 @@
 //! The memory ceiling of `run`: the resident memory of the index exceeds the ceiling by at most
 //! `SLACK`. At the ceiling the index refuses puts and nothing else, and removals make room for
 //! puts.
-#![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_format::{ErrorKind, PageHash, Place, ScopeSlot};

@@ -1,6 +1,5 @@
 //! Runs the conformance suite, `crates/index/src/conformance.rs`, on every index backend.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![cfg(not(loom))]
 
 use ritornello_index::conformance::{self, PersistentIndex};
 use ritornello_index::{MemoryIndex, PrefixIndex, RunIndex, RunOptions};

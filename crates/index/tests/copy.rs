@@ -1,6 +1,5 @@
 //! Copies from `run` and `memory` to every compiled backend, and back to `memory`, have the same
 //! contents.
-#![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

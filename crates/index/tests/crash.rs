@@ -2,7 +2,6 @@
 //! index during a checkpoint: the index `run` recovers a past state that is not older than the last
 //! sync.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
 
 mod common;

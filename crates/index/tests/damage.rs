@@ -2,7 +2,6 @@
 //! cut, extended, replaced or removed: the open neither fails nor panics, and finds only runs that
 //! existed before.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
 
 mod common;

@@ -1,6 +1,5 @@
 //! Compares all backends under the same random operations and after reopening: `memory`, `run`,
 //! `art`, and `lsm` where it is compiled in.
-#![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "shared with other tests")]
 

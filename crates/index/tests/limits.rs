@@ -1,6 +1,5 @@
 //! The index `run` at its limits, with failing media, and under concurrency.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![cfg(not(loom))]
 
 mod chains;
 

@@ -1,12 +1,10 @@
 //! A probe concurrent with a writer, in every order that the memory model allows.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p ritornello-index --test loom_probe`
+//! `cargo test -p ritornello-index --features loom --test loom_probe`
 //!
-//! Under `cfg(loom)` a writer changes at most two pages each time it takes the lock, so that it
-//! takes the lock twice for a run of four pages, and a probe may run in between. A table has only
-//! two shards, so that a change of one slot may move the slots of other pages.
-
-#![cfg(loom)]
+//! With the feature `loom` a writer changes at most two pages each time it takes the lock, so that
+//! it takes the lock twice for a run of four pages, and a probe may run in between. A table has
+//! only two shards, so that a change of one slot may move the slots of other pages.
 
 use loom::sync::Arc;
 use loom::thread;

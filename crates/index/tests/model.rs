@@ -1,6 +1,5 @@
 //! Compares the `run` index with `memory`, under random operations, reopens and crashes.
 
-#![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with other tests")]
 
 mod common;

@@ -3,7 +3,6 @@
 //! events; `run` recovers a past state from its files, and `lsm` is created again, empty, after
 //! damage.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![cfg(not(loom))]
 
 use proptest::prelude::*;
 use ritornello_format::{ErrorKind, PageHash, ScopeSlot};

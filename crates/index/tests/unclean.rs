@@ -1,7 +1,6 @@
 //! Opening the index `run` after the previous owner was killed, or after its last sync failed. The
 //! page cache may then hold bytes that are not on the disk, and reads return these bytes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
 
 mod chains;

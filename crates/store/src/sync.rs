@@ -1,19 +1,19 @@
 //! The lock and the counter of [`crate::rounds`]: from `parking_lot` and the standard library, or
-//! from `loom` when a model is checked (`RUSTFLAGS="--cfg loom"`).
+//! from `loom` with the feature `loom`, for models in `tests/loom_*.rs`.
 
 pub(crate) use std::sync::atomic::Ordering;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use std::sync::atomic::AtomicU64;
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use loom::sync::{MutexGuard, atomic::AtomicU64};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use model::Mutex;
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 mod model {
     use loom::sync::MutexGuard;
     use std::sync::PoisonError;

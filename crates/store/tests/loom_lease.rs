@@ -1,13 +1,11 @@
 //! A lookup that leases a run, concurrent with its eviction or deletion, in every interleaving:
 //! while the lease exists, the run's space is not allocated to another run.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_lease --release`
+//! `cargo test -p ritornello-store --features loom --test loom_lease`
 //!
 //! A cell that loom watches stands for the bytes of a run. A read under a lease and a write of
 //! another run in the same place hold no lock, and must never overlap. As in the store, the lease
 //! table, the free space and the choice of victims share one mutex; the index has a separate lock.
-
-#![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex, RwLock};

@@ -1,13 +1,11 @@
 //! Group commit, in every interleaving with at most three preemptions: a page that was reported as
 //! durable is durable.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_rounds --release`
+//! `cargo test -p ritornello-store --features loom --test loom_rounds`
 //!
 //! Every caller marks its page as written and joins a round. A round makes the pages durable that
 //! are marked when it begins. The marks are relaxed atomics, so the rounds alone order them. A cell
 //! that loom watches stands for the disk, so two concurrent rounds fail the model.
-
-#![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

@@ -29,10 +29,10 @@ mod runs;
 mod sets;
 mod spans;
 
-#[cfg(all(feature = "lsm", not(loom)))]
+#[cfg(feature = "lsm")]
 mod lsm;
 
-#[cfg(all(feature = "lsm", not(loom)))]
+#[cfg(feature = "lsm")]
 pub use lsm::{LsmResidency, LsmResidencyOptions};
 pub use memory::MemoryResidency;
 pub use prefix::Prefix;

@@ -38,7 +38,7 @@ pub(crate) mod slots;
 mod stored;
 mod tables;
 
-#[cfg(all(any(feature = "art", feature = "lsm"), not(loom)))]
+#[cfg(any(feature = "art", feature = "lsm"))]
 pub(crate) use check::{check, check_place};
 pub use options::RunOptions;
 pub use stored::StoredIndex;

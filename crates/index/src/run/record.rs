@@ -187,5 +187,5 @@ impl Cold {
     }
 }
 
-#[cfg(all(not(loom), target_pointer_width = "64"))]
+#[cfg(all(not(feature = "loom"), target_pointer_width = "64"))]
 const _: () = assert!(size_of::<Hot>() == 32 && size_of::<Cold>() == 72);

@@ -26,7 +26,7 @@ const RETAINED_BYTES: usize = Retentions::bytes(1) - Retentions::bytes(0);
 /// Maximum bytes of memory per retained run, because leaves of a B-tree are at least half full.
 const RETAINED_MEMORY: usize = 2 * size_of::<(Number, u64)>();
 
-const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
+const CHUNK_BITS: u32 = if cfg!(feature = "loom") { 2 } else { 10 };
 const CHUNK: usize = 1 << CHUNK_BITS;
 
 const CHUNK_BYTES: usize = CHUNK * (size_of::<Hot>() + size_of::<Cold>());

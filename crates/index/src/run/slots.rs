@@ -21,7 +21,7 @@ const RUN_BITS: u32 = 28;
 const PAGE_BITS: u32 = 16;
 pub(crate) const NUMBER_MAX: Number = (1 << RUN_BITS) - 1;
 
-const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 12 };
+const SHARD_BITS: u32 = if cfg!(feature = "loom") { 1 } else { 12 };
 /// Minimum capacity of a shard that is not empty.
 const CAPACITY_MIN: usize = 16;
 

@@ -12,7 +12,7 @@ use super::slots::{Number, Slots};
 use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 
 /// Maximum pages whose slots are written under one hold of the lock.
-pub(crate) const LOCK_BATCH: usize = if cfg!(loom) { 2 } else { 256 };
+pub(crate) const LOCK_BATCH: usize = if cfg!(feature = "loom") { 2 } else { 256 };
 
 /// Number of runs that a walk looks up at the same time.
 const LOOKAHEAD_RUNS: usize = 8;

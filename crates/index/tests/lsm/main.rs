@@ -1,6 +1,6 @@
 //! The `lsm` index after kills and damage, within its budget of file bytes, while its tree changes
 //! shape, and with concurrent threads.
-#![cfg(all(feature = "lsm", not(loom)))]
+#![cfg(feature = "lsm")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "../chains/mod.rs"]

@@ -24,8 +24,6 @@
 //! operations; `RITORNELLO_CRASH_STATES=1000000` runs histories, starting with the seed
 //! `RITORNELLO_CRASH_FROM`, until 1,000,000 states were checked.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![cfg(not(loom))]
-
 #[path = "../common/mod.rs"]
 mod common;
 
