@@ -256,6 +256,13 @@ def test_unknown_worker_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> No
         watch.check(SimpleNamespace())
 
 
+def test_worker_whose_adapters_load_unseen_cannot_be_watched(model: Model) -> None:
+    worker = Worker(model)
+    worker.model_runner.lora_manager = SimpleNamespace()
+    with pytest.raises(RuntimeError, match=r"the worker has no lora_manager\._load_adapter"):
+        watch.install(worker, "/nowhere", 2)
+
+
 def test_worker_on_other_machine_compares_own_count(parameters: Parameters, model: Model) -> None:
     elsewhere = WeightWatch(parameters, ChangeCounters.private(3), 1, shared=False)
     ours = ChangeCounters.private(3)

@@ -42,6 +42,9 @@ MODEL_METHODS = ("load_weights",)
 # `RESUME_METHOD`.
 SUSPEND_METHODS = ("sleep", "discard")
 RESUME_METHOD = "wake_up"
+# Loads a LoRA adapter. A private name of vLLM's `WorkerLoRAManager`, read in the sources of 0.32.0
+# and 0.33.0. A worker whose manager lacks it cannot be watched.
+ADAPTER_METHOD = "_load_adapter"
 
 # A step with as many tokens as requests, which decodes or computes nothing, checks only if the last
 # check is at least this old. Other steps check at their beginning, unless they take a new baseline.
@@ -158,9 +161,7 @@ class WeightWatch:
         self._wrap(worker, "execute_model", self._wrap_step)
         adapters = getattr(runner, "lora_manager", None)
         if adapters is not None:
-            # A private name of vLLM's `WorkerLoRAManager`, read in the sources of 0.32.0 and
-            # 0.33.0. In a version without it, a replaced adapter is not detected.
-            self._wrap(adapters, "_load_adapter", self._wrap_load_adapter)
+            self._wrap(adapters, ADAPTER_METHOD, self._wrap_load_adapter)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         method = getattr(owner, name, None)
@@ -242,6 +243,9 @@ def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
     global _watch
     worker = getattr(worker, "worker", worker)
     missing = [name for name in (*WORKER_METHODS, "execute_model") if not hasattr(worker, name)]
+    adapters = getattr(getattr(worker, "model_runner", None), "lora_manager", None)
+    if adapters is not None and not hasattr(adapters, ADAPTER_METHOD):
+        missing.append(f"lora_manager.{ADAPTER_METHOD}")
     if missing:
         raise RuntimeError(f"the worker has no {', '.join(missing)}")
     # The last slot belongs to the scheduler's process.
