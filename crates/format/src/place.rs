@@ -118,6 +118,15 @@ impl Place {
         slice(&self.extents, from, u64::from(count) * units)
     }
 
+    /// The extents of units `skip .. skip + units` of page `page`, in order. The page must have these
+    /// units.
+    #[must_use]
+    pub fn page_part(&self, page: u32, skip: u32, units: u32) -> Vec<Extent> {
+        let page = u64::from(page) * u64::from(self.page_units);
+        let from = u64::from(self.header_units) + page + u64::from(skip);
+        slice(&self.extents, from, u64::from(units))
+    }
+
     /// Truncates the place after `keep` pages and returns the freed extents. If `keep` is zero, all
     /// extents are freed, including the header's.
     pub fn truncate(&mut self, keep: u32) -> Vec<Extent> {

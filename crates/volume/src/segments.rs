@@ -126,7 +126,7 @@ impl Segments {
             0 => SegmentsConfig::IN_FLIGHT_BYTES,
             bytes => bytes.max(UNIT as usize),
         };
-        let staging = Staging::new((4 * in_flight_bytes).max(STAGING_BYTES_MIN))?;
+        let staging = Staging::new((8 * in_flight_bytes).max(STAGING_BYTES_MIN))?;
         let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
         let mut found = choice.volumes.into_iter();
         let (mut volumes, mut unusable_dirs) = (Vec::new(), Vec::new());

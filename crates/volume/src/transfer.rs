@@ -12,6 +12,7 @@ mod page;
 mod read;
 mod salvage;
 mod sections;
+mod stored_page;
 mod verify_run;
 mod volume_times;
 mod wide_crc;

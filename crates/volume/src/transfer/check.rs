@@ -134,7 +134,7 @@ pub(super) fn slices_of<'h>(
 
 /// Whether a slice has a possible length. A raw slice is as long as its part of the page. An
 /// encoded slice is not empty, and not longer than that part.
-fn has_valid_length(header: &RunHeader, number: u16, slice: &Slice) -> bool {
+pub(super) fn has_valid_length(header: &RunHeader, number: u16, slice: &Slice) -> bool {
     let part = Slice::part(number, header.slices_per_page, header.page_bytes);
     let (bytes, most) = (u64::from(slice.bytes), part.end - part.start);
     bytes > 0 && if slice.codec == Slice::RAW { bytes == most } else { bytes <= most }

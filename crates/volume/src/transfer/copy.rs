@@ -2,18 +2,15 @@
 
 use super::Control;
 use super::chunk::RunLayout;
+use super::stored_page::{StoredPageCheck, WINDOW, windows};
 use super::verify_run::{SingleOp, StalledVolume, is_unreadable_on_disk};
-use super::wide_crc;
 use super::write::{FailedWrite, stopped};
 use crate::io_engine::{IoVec, Op};
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
+use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, UNIT};
 use std::error::Error as StdError;
 use std::io;
-
-/// Maximum bytes that are read and then written at a time; one page if pages are longer.
-const WINDOW: u64 = 4 << 20;
 
 type AnyError = Box<dyn StdError + Send + Sync>;
 
@@ -62,12 +59,19 @@ impl Segments {
         let page_bytes = u64::from(from.page_units) * UNIT;
         let at_once = (WINDOW / page_bytes).clamp(1, count.max(1));
         let stopped = || stopped(control.stop().unwrap_or(super::MissReason::Staging));
-        let mut memory =
-            control.stage(&self.staging, (at_once * page_bytes) as usize).ok_or_else(stopped)?;
+        let window_bytes = (at_once * page_bytes).min(WINDOW) as usize;
+        let mut memory = control.stage(&self.staging, window_bytes).ok_or_else(stopped)?;
         let mut first = 0;
         while first < live.len() {
             if let Some(reason) = control.stop() {
                 return Err(super::write::stopped(reason));
+            }
+            if page_bytes > WINDOW {
+                let (page, is_live) = (first as u32, live[first]);
+                let bytes = memory.bytes_mut();
+                self.copy_long_page(&header, (from, to), page, is_live, bytes, control)?;
+                first += 1;
+                continue;
             }
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
@@ -88,11 +92,9 @@ impl Segments {
                     let read = self.read_extents(&from.page((first + at) as u32), page);
                     read.map_err(|error| unread(from, error))?;
                 }
-                if !is_intact(&header, from.generation, first + at, page) {
-                    return Err(Error::miss("a page to be moved fails its checksum")
-                        .with("generation", from.generation)
-                        .with("page", first + at));
-                }
+                let mut check = StoredPageCheck::new(&header, from.generation, first + at);
+                check.iter_mut().for_each(|check| check.add(page));
+                intact(check, from, first + at)?;
             }
             let written = self.write_extents(&to.pages(window.start, pages as u32), bytes);
             written.map_err(|error| unwritten(to, error))?;
@@ -105,6 +107,36 @@ impl Segments {
         self.write_extents(&to.header(), block.bytes_mut())
             .map_err(|error| unwritten(to, error))?;
         Ok(checksum)
+    }
+
+    /// Copies one page that is longer than `memory`, window by window, and verifies it on the way. A
+    /// removed page is not read, and is zero in the new place.
+    fn copy_long_page(
+        &self,
+        header: &RunHeader,
+        (from, to): (&Place, &Place),
+        page: u32,
+        is_live: bool,
+        memory: &mut [u8],
+        control: &Control,
+    ) -> Result<()> {
+        let mut check = StoredPageCheck::new(header, from.generation, page as usize);
+        for (first, units) in windows(from.page_units) {
+            if let Some(reason) = control.stop() {
+                return Err(stopped(reason));
+            }
+            let bytes = &mut memory[..units as usize * UNIT as usize];
+            if is_live {
+                let read = self.read_extents(&from.page_part(page, first, units), bytes);
+                read.map_err(|error| unread(from, error))?;
+                check.iter_mut().for_each(|check| check.add(bytes));
+            } else {
+                bytes.fill(0);
+            }
+            let written = self.write_extents(&to.page_part(page, first, units), bytes);
+            written.map_err(|error| unwritten(to, error))?;
+        }
+        if is_live { intact(check, from, page as usize) } else { Ok(()) }
     }
 
     pub(super) fn read_extents(&self, extents: &[Extent], mut to: &mut [u8]) -> io::Result<()> {
@@ -149,19 +181,14 @@ impl Segments {
     }
 }
 
-/// Whether all slices of a page, stored contiguously in `bytes`, match their checksums.
-fn is_intact(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
-    let slices = header.slices_of(page);
-    let mut at = 0;
-    !slices.is_empty()
-        && (0u16..).zip(slices).all(|(number, slice)| {
-            let end = at + slice.bytes as usize;
-            let Some(encoded) = bytes.get(at..end) else { return false };
-            at = end;
-            let mut sum = SliceChecksum::new(&header.keys[page], generation, number);
-            wide_crc::update(&mut sum, encoded);
-            sum.finish() == slice.checksum
-        })
+/// Fails unless the check, after all bytes of the page, found it intact.
+fn intact(check: Option<StoredPageCheck<'_>>, from: &Place, page: usize) -> Result<()> {
+    if check.is_some_and(|check| check.is_intact()) {
+        return Ok(());
+    }
+    Err(Error::miss("a page to be moved fails its checksum")
+        .with("generation", from.generation)
+        .with("page", page))
 }
 
 fn unread(place: &Place, error: io::Error) -> Error {

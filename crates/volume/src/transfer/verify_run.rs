@@ -13,7 +13,8 @@ use std::error::Error as _;
 use std::fmt;
 use std::io;
 
-/// Maximum bytes that are read at a time and then verified; one page if pages are longer.
+/// Maximum bytes that are read at a time and then verified. Longer pages are verified as
+/// [`Segments::verify_page`] does.
 const WINDOW: usize = 16 << 20;
 
 /// Whether `error` is a failed read of the disk (`EIO`), not a shortage of files or memory.
@@ -77,16 +78,14 @@ impl Segments {
     /// `Miss` if the place is inconsistent, or if the header is not the header that the place names
     /// or does not match the place; `Retry` if the header cannot be read now.
     pub fn verify_run(&self, place: &Place, control: &Control) -> Result<VerifiedRun> {
-        let header = self.read_header(place)?;
-        let body = place.units().saturating_sub(u64::from(place.header_units));
-        let count = body / u64::from(place.page_units).max(1);
-        if count * u64::from(place.page_units) != body || count > header.keys.len() as u64 {
-            return Err(Error::miss("a run's place and header do not match")
-                .with("generation", place.generation)
-                .with("pages", header.keys.len()));
-        }
-        let keys: Vec<&[u8]> = header.keys.iter().take(count as usize).collect();
+        let (header, count) = self.header_and_pages(place)?;
         let padded = place.page_units as usize * UNIT as usize;
+        if padded > WINDOW {
+            let verify = |page| self.verify_stored_page(place, &header, page, control);
+            let pages = (0..count as u32).map(verify).collect();
+            return Ok(VerifiedRun { header, pages });
+        }
+        let keys: Vec<&[u8]> = header.keys.iter().take(count).collect();
         let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
         let mut pages = Vec::with_capacity(keys.len());
         if let Some(memory) = control.stage(&self.staging, at_once * padded) {
@@ -108,6 +107,22 @@ impl Segments {
         let rest = control.stop().unwrap_or(MissReason::Staging);
         pages.resize(keys.len(), PageOutcome::Missed(rest));
         Ok(VerifiedRun { header, pages })
+    }
+
+    /// Reads the header of a run, and returns the number of pages that the place holds.
+    ///
+    /// # Errors
+    /// As [`Segments::verify_run`].
+    pub(super) fn header_and_pages(&self, place: &Place) -> Result<(RunHeader, usize)> {
+        let header = self.read_header(place)?;
+        let body = place.units().saturating_sub(u64::from(place.header_units));
+        let count = body / u64::from(place.page_units).max(1);
+        if count * u64::from(place.page_units) != body || count > header.keys.len() as u64 {
+            return Err(Error::miss("a run's place and header do not match")
+                .with("generation", place.generation)
+                .with("pages", header.keys.len()));
+        }
+        Ok((header, count as usize))
     }
 
     /// Whether reading the page now fails with `EIO`, and not for a shortage of files or memory.

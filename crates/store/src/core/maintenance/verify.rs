@@ -236,12 +236,9 @@ impl StoreCore {
     /// page is missing from the run. A page that cannot be read does not count as damaged: the disk
     /// may recover.
     pub(crate) fn is_damaged(&self, place: &Place, page: u32) -> bool {
-        match self.segments.verify_run(place, &Control::default()) {
-            Ok(run) => match run.pages.get(page as usize) {
-                Some(PageOutcome::Missed(why)) => why.is_damage(),
-                Some(PageOutcome::Verified) => false,
-                None => true,
-            },
+        match self.segments.verify_page(place, page, &Control::default()) {
+            Ok(PageOutcome::Missed(why)) => why.is_damage(),
+            Ok(PageOutcome::Verified) => false,
             Err(error) => error.kind() == ErrorKind::Miss,
         }
     }
