@@ -27,6 +27,11 @@ impl Files {
 }
 
 impl Segments {
+    /// Whether the file of a segment is open: [`Segments::file`] then does not wait for the disk.
+    pub(crate) fn is_open(&self, id: SegmentId) -> bool {
+        self.files.open.read().contains_key(&id)
+    }
+
     /// The open file of a segment. Opens it if necessary.
     pub(crate) fn file(&self, id: SegmentId) -> io::Result<Arc<dyn MediumFile>> {
         if let Some(file) = self.files.open.read().get(&id) {

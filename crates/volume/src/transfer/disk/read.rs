@@ -91,6 +91,11 @@ impl DiskRead<'_> {
         let Some(Span { chunk, .. }) = self.fetches.queue.front() else { return NextOp::Wait };
         let (segments, control) = (self.fetches.job.segments, self.fetches.job.control);
         let volume = chunk.segment.volume();
+        // Opening a file may wait for its disk, and meanwhile the completed operations on other
+        // disks would count as in flight: their disks would seem to stall.
+        if !self.in_flight.is_idle() && !segments.is_open(chunk.segment) {
+            return NextOp::Wait;
+        }
         let Some(op) = segments.stalls.begin(volume) else {
             return NextOp::Fail(MissReason::Stalled);
         };

@@ -174,6 +174,10 @@ impl<'a> DiskWrite<'a> {
         let queue = if is_head { &run.head } else { &run.body };
         let Some(chunk) = queue.front().cloned() else { return NextOp::Wait };
         let volume = chunk.segment.volume();
+        // As in reads: the open may wait for its disk.
+        if !self.in_flight.is_idle() && !self.segments.is_open(chunk.segment) {
+            return NextOp::Wait;
+        }
         let Some(op) = self.segments.stalls.begin(volume) else {
             return NextOp::Fail(stopped(MissReason::Stalled));
         };
