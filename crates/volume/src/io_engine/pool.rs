@@ -5,16 +5,18 @@
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::{ForkSafeLock, Job, ThreadPool};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Maximum threads for each volume, and maximum operations of one call in flight.
+/// Maximum threads for each volume, and maximum operations of one call in flight for each volume of
+/// the call.
 const THREADS_MAX: usize = 16;
 
 /// Threads that run operations, separate for each volume: operations on a stalled volume take no
 /// thread from operations on other volumes. The queues have no limit, but each call has at most
-/// `THREADS_MAX` operations in flight. A call returns only after its operations have completed, so
+/// `THREADS_MAX` operations in flight for each volume that it uses. A call returns only after its operations have completed, so
 /// no thread uses the memory of a call that has returned.
 pub(crate) struct Pool(Box<[OnceLock<ThreadPool<OpJob>>]>);
 
@@ -53,7 +55,15 @@ impl Pool {
 
 impl IoEngine for Pool {
     fn run(&self, work: &mut dyn Work) -> Duration {
-        drive(&mut PoolQueue { pool: self, reply: Arc::default(), in_flight: 0 }, work)
+        drive(
+            &mut PoolQueue {
+                pool: self,
+                reply: Arc::default(),
+                in_flight: 0,
+                volumes: BTreeSet::new(),
+            },
+            work,
+        )
     }
     fn name(&self) -> &'static str {
         "pool"
@@ -64,14 +74,17 @@ struct PoolQueue<'a> {
     pool: &'a Pool,
     reply: Arc<Reply>,
     in_flight: usize,
+    /// The volumes of the operations that were submitted.
+    volumes: BTreeSet<u8>,
 }
 
 impl OpQueue for PoolQueue<'_> {
     fn has_room(&self) -> bool {
-        self.in_flight < THREADS_MAX
+        self.in_flight < THREADS_MAX * self.volumes.len().max(1)
     }
     fn submit(&mut self, op: Op) {
         self.in_flight += 1;
+        self.volumes.insert(op.volume);
         if let Err(job) =
             self.pool.of(op.volume).submit(OpJob { op, reply: Arc::clone(&self.reply) })
         {
@@ -98,5 +111,41 @@ impl Drop for PoolQueue<'_> {
         while self.in_flight > 0 {
             self.reap(true, &mut ended);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io_engine::IoVec;
+    use crate::memory_block::Block;
+    use std::sync::Arc;
+
+    #[test]
+    fn call_has_operations_in_flight_for_each_of_its_volumes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path();
+        let access = ritornello_medium::Access { write: true, create: false, direct: false };
+        let file = ritornello_medium::Medium::open(&ritornello_medium::Host, path, access).unwrap();
+        let pool = Pool::new();
+        let mut block = Block::new(4096);
+        let to = block.bytes_mut();
+        let mut queue = PoolQueue {
+            pool: &pool,
+            reply: Arc::default(),
+            in_flight: 0,
+            volumes: BTreeSet::new(),
+        };
+        let op = |volume: u8| {
+            // SAFETY: `queue` waits for all operations before `block` is dropped.
+            let iovec = vec![IoVec::new(to.as_ptr().cast_mut(), to.len())];
+            let op = unsafe { Op::new(0, Arc::clone(&file), true, 0, iovec) };
+            op.on(volume)
+        };
+        (0..THREADS_MAX).for_each(|_| queue.submit(op(0)));
+        assert!(!queue.has_room());
+        queue.submit(op(1));
+        assert!(queue.has_room());
+        drop(queue);
     }
 }

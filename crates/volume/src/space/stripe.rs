@@ -4,6 +4,7 @@ use super::pick::Pick;
 use super::shape::RunShape;
 use super::{RUN_EXTENTS_MAX, Space, Volume};
 use ritornello_format::{Extent, PIECE_UNITS};
+use std::collections::BTreeSet;
 
 /// Maximum number of volumes over which a page is divided. A page has equally many pieces on each
 /// of its volumes: over 17 volumes the longest page, 512 MiB, would have 34 pieces, more than
@@ -50,7 +51,8 @@ impl Space {
             if left - units < u64::from(PIECE_UNITS) {
                 units = left;
             }
-            match self.place_stripe(units) {
+            let used = extents.iter().map(|extent: &Extent| extent.segment.volume()).collect();
+            match self.place_stripe(units, &used) {
                 Ok(Some(extent)) => extents.push(extent),
                 failed => {
                     let freed = self.free(&extents);
@@ -65,10 +67,14 @@ impl Space {
     }
 
     /// Allocates `units` on the first volume of the allocation order that has a hole of this
-    /// length. If a volume that has no such hole and can grow comes first in this order, returns
-    /// that volume as `Err`.
-    fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
-        for at in self.order() {
+    /// length; if the page is on [`STRIPES_MAX`] volumes, `used`, these come first. If a volume
+    /// that has no such hole and can grow comes first in this order, returns that volume as `Err`.
+    fn place_stripe(&mut self, units: u64, used: &BTreeSet<u8>) -> Result<Option<Extent>, usize> {
+        let mut order = self.order();
+        if used.len() >= STRIPES_MAX {
+            order.sort_by_key(|at| u8::try_from(*at).map_or(true, |at| !used.contains(&at)));
+        }
+        for at in order {
             let Some(hole) = self.volumes[at].free.best(units) else {
                 if self.can_grow(at) {
                     return Err(at);
@@ -138,6 +144,20 @@ mod tests {
             assert!(shares.iter().all(|share| share.abs_diff(page / 4) <= 4), "{shares:?}");
             assert_eq!(space.segments_by_volume(), [1; 4], "each volume must grow by one segment");
         }
+    }
+
+    #[test]
+    fn longest_pages_use_16_of_more_volumes() {
+        let mut space = space(&[8; 20]);
+        let mut all = [0; 20];
+        for _ in 0..20 {
+            let extents = allocate(&mut space, 19 * LONG_PAGE_UNITS);
+            assert_eq!(extents.len(), 32);
+            let units = units_by_volume(&extents, 20);
+            assert_eq!(units.iter().filter(|units| **units > 0).count(), 16, "{units:?}");
+            all.iter_mut().zip(units).for_each(|(all, units)| *all += units);
+        }
+        assert!(all.iter().all(|units| *units > 0), "{all:?}");
     }
 
     #[test]
