@@ -79,7 +79,7 @@ impl Store {
                 }
             }
         }
-        self.report(scope, keys, &located, &outcomes);
+        self.report(scope, keys, &located, &outcomes, control);
         let verified = ok.iter().filter(|ok| **ok).count() as u64;
         let pages = ok.iter().take_while(|ok| **ok).count();
         if pages < keys.len() && reason.is_empty() {
@@ -94,23 +94,37 @@ impl Store {
     /// each page itself, and removes the page if the owner's read finds wrong bytes too; a page
     /// that the owner cannot read stays. In a chained scope one page per run is reported, because
     /// all pages after it are removed with it.
+    ///
+    /// One get of this process reports at a time, and none after its deadline: if a disk hangs, the
+    /// owner's reads hang too, and would hold the threads of all gets. The next reader of a page
+    /// that was not reported reports it.
     fn report(
         &self,
         scope: ScopeRef,
         keys: &[&[u8]],
         located: &Located,
         outcomes: &[Vec<PageOutcome>],
+        control: &Control,
     ) {
+        let mut reporting = None;
         for (run, outcomes) in located.runs.iter().zip(outcomes) {
             for (at, outcome) in (run.at as usize..).zip(outcomes) {
                 let PageOutcome::Missed(reason) = outcome else { continue };
                 let on_disk = reason.is_damage() || *reason == MissReason::Io;
-                if on_disk {
-                    // If the report fails, the next reader will report the page.
-                    let generation = run.place.generation;
-                    let _ = self.catalog.report_damage(scope, keys[at], generation, reason.word());
+                if !on_disk {
+                    continue;
                 }
-                if on_disk && scope.chained {
+                if control.stop().is_some() {
+                    return;
+                }
+                if reporting.is_none() {
+                    let Some(lock) = self.reports.try_lock() else { return };
+                    reporting = Some(lock);
+                }
+                // If the report fails, the next reader will report the page.
+                let generation = run.place.generation;
+                let _ = self.catalog.report_damage(scope, keys[at], generation, reason.word());
+                if scope.chained {
                     break;
                 }
             }

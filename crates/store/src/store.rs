@@ -10,6 +10,7 @@ use crate::queue_lengths::QueueLengths;
 use crate::resolved::Resolved;
 use crate::transfer_counts::{TransferCounts, UNANSWERED};
 use crate::transfer_stats::{StoreStats, TransferCounters};
+use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
@@ -59,6 +60,8 @@ pub struct Store {
     pub(crate) segments: Arc<Segments>,
     pub(crate) staging: Arc<Staging>,
     pub(crate) transfers: TransferCounters,
+    /// Held while a get reports pages to the owner, which reads each of them.
+    pub(crate) reports: Mutex<()>,
     resolved: Resolved,
     pub(crate) io_threads: IoThreads,
     /// Decides which lookups are timed: see [`Store::timed`].
@@ -83,6 +86,7 @@ impl Store {
             segments,
             staging,
             transfers: TransferCounters::default(),
+            reports: Mutex::new(()),
             resolved: Resolved::default(),
             lookups: LookupSample::new(),
             process: process_id(),
