@@ -54,6 +54,16 @@ def test_queries_use_documented_metrics() -> None:
     assert used <= DOCUMENTED, used - DOCUMENTED
 
 
+def test_status_panels_show_current_values_only() -> None:
+    panels = json.loads((PACKAGING / "grafana/ritornello.json").read_text())["panels"]
+    stats = [panel for panel in panels if panel["type"] == "stat"]
+    assert len(stats) >= 4
+    # A range query would show the last value of a store that is no longer scraped.
+    for panel in stats:
+        for target in panel["targets"]:
+            assert (target.get("instant"), target.get("range")) == (True, False), panel["title"]
+
+
 def test_unit_is_valid(tmp_path: Path) -> None:
     unit = (PACKAGING / "systemd/ritornello.service").read_text()
     command = "/usr/local/bin/ritornello"
