@@ -71,8 +71,17 @@ def test_unit_is_valid(tmp_path: Path) -> None:
     # `systemd-analyze` requires that the command exists, and tests do not install `ritornello`
     # under this path.
     copy = tmp_path / "ritornello.service"
-    copy.write_text(unit.replace(command, sys.executable))
-    assert run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy) == ""
+    for text in (unit, unit.replace("\n#ReadWritePaths=/nvme0\n", "\nReadWritePaths=/nvme0\n")):
+        copy.write_text(text.replace(command, sys.executable))
+        assert run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy) == ""
+
+
+def test_unit_names_writable_directories() -> None:
+    unit = (PACKAGING / "systemd/ritornello.service").read_text()
+    # With this setting the store's own directory must be named as writable.
+    assert "\nProtectSystem=strict\n" in unit
+    assert re.search(r"^#ReadWritePaths=/", unit, re.M)
+    assert "`ReadWritePaths`" in (ROOT / "docs/operations.md").read_text()
 
 
 def test_manifest_is_valid() -> None:
