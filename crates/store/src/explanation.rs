@@ -50,7 +50,8 @@ pub enum Answer {
     /// Stored, and not delivered by a get, because an earlier page of the prompt is missing or
     /// absent.
     BehindMissing,
-    /// A put has space for the page, and has not committed it, or committed it during this call.
+    /// A put requests or has space for the page, and has not committed it, or committed it during
+    /// this call.
     NotYetVisible,
     /// Stored in a volume or segment that cannot be used now. The detail says where and why.
     AbsentVolume,

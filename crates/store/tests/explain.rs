@@ -17,6 +17,7 @@ use ritornello_store::{
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
@@ -306,6 +307,76 @@ fn page_is_not_yet_visible_until_its_put_ends() {
     assert_eq!(answers(&open, &scope, &other), only(Answer::NotYetVisible, "", 3));
     open.core.client_left(ClientId(1));
     assert_eq!(answers(&open, &scope, &other), only(Answer::Abandoned, "", 3));
+    open.close();
+}
+
+#[test]
+fn page_is_not_yet_visible_while_its_put_waits_for_space() {
+    let schedule = Schedule::new();
+    let disk = Arc::new(Faulty::new(Arc::new(SimDisk::new(64 * MIB)), schedule.clone()));
+    let opts = Options { background_threads: false, ..options(Path::new("/store"), 24) };
+    let open = open_on(disk, &opts).unwrap();
+    let (scope, keys) = (chained(PAGE), sequence(1, 6));
+    // The put waits until the segment of its pages is created.
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Open).at("/seg-"));
+    std::thread::scope(|threads| {
+        let stored = threads.spawn(|| put(&open.store, &scope, &keys, None).pages);
+        let until = Instant::now() + Duration::from_secs(30);
+        let asked = [&keys[..], &sequence(2, 1)].concat();
+        let expected =
+            [only(Answer::NotYetVisible, "", 6), only(Answer::Unknown, "not_offered", 1)].concat();
+        let mut found = Vec::new();
+        while found != expected && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+            found = answers(&open, &scope, &asked);
+        }
+        assert!(!stored.is_finished(), "the put must wait");
+        schedule.heal();
+        assert_eq!(found, expected);
+        assert_eq!(stored.join().unwrap(), 6);
+    });
+    assert_eq!(answers(&open, &scope, &keys), hits(&open, 6));
+    open.close();
+}
+
+#[test]
+fn page_is_not_yet_visible_while_its_commit_waits_for_a_sync() {
+    const PUTS: u64 = 2000;
+    let schedule = Schedule::new();
+    let disk = Arc::new(Faulty::new(Arc::new(SimDisk::new(256 * MIB)), schedule.clone()));
+    let opts = Options {
+        index: Some(IndexKind::Run),
+        index_memory: Some(1 << 20),
+        background_threads: false,
+        ..options(Path::new("/store"), 128)
+    };
+    let open = open_on(disk, &opts).unwrap();
+    let scope = chained(4096);
+    // About 600 records fill the index's buffer. Then a commit syncs, which stalls.
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::SyncData).at("/seg-"));
+    let current = AtomicU64::new(0);
+    std::thread::scope(|threads| {
+        let stored = threads.spawn(|| {
+            for name in 0..PUTS {
+                current.store(name, Ordering::Relaxed);
+                assert_eq!(put(&open.store, &scope, &sequence(name, 1), None).pages, 1);
+            }
+        });
+        let (mut waiting, mut found) = (0, Vec::new());
+        while !stored.is_finished() {
+            std::thread::sleep(Duration::from_secs(1));
+            let name = current.load(Ordering::Relaxed);
+            if name == waiting {
+                found = answers(&open, &scope, &sequence(name, 1));
+                break;
+            }
+            waiting = name;
+        }
+        schedule.heal();
+        stored.join().unwrap();
+        assert!((1..PUTS - 1).contains(&waiting), "no put waited: {waiting}");
+        assert_eq!(found, only(Answer::NotYetVisible, "", 1));
+    });
     open.close();
 }
 

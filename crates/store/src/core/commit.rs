@@ -70,9 +70,15 @@ impl StoreCore {
             if inserted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry) {
                 let mut synced = true;
                 if self.has_many_unsynced_records() {
+                    // The reservation is no longer open, so an explanation during the wait finds
+                    // the pages of this run and of later runs only as pending pages.
+                    let end = runs.last().map_or(0, |last| last.at + last.pages);
+                    let waiting = &hashes[run.at as usize..end as usize];
+                    let pending = state.reservations.add_pending(scope.slot, waiting);
                     drop(state);
                     synced = self.make_durable_within(sync_deadline).is_ok();
                     state = self.state.lock();
+                    state.reservations.end_pending(pending);
                 }
                 if synced {
                     inserted = self.insert(&mut state, scope, run, pages, &place);

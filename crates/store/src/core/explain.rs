@@ -147,8 +147,8 @@ impl StoreCore {
         Reason { detail: Cow::Owned(why), ..Answer::AbsentVolume.into() }
     }
 
-    /// Explains the pages that the index lacks: they are reserved, or their miss cause is
-    /// remembered, or not.
+    /// Explains the pages that the index lacks: they are reserved or pending, or their miss cause
+    /// is remembered, or not.
     fn explain_missing(
         &self,
         scope: Option<ScopeRef>,
@@ -176,13 +176,14 @@ impl StoreCore {
         }
     }
 
-    /// Returns which of the `wanted` pages have space in an open reservation. Lets waiting threads
-    /// take the core state's lock after every [`STEP_PAGES`] pages.
+    /// Returns which of the `wanted` pages have space in an open reservation or are pending. Lets
+    /// waiting threads take the core state's lock after every [`STEP_PAGES`] pages.
     fn reserved(&self, slot: ScopeSlot, wanted: &BTreeSet<PageHash>) -> BTreeSet<PageHash> {
         let mut found = BTreeSet::new();
         let state = self.state.lock();
         let open = state.reservations.open().iter().filter(|(_, open)| open.scope.slot == slot);
         let numbers: Vec<u64> = open.map(|(number, _)| *number).collect();
+        let mut pending: Vec<_> = state.reservations.pending(slot).collect();
         drop(state);
         for number in numbers {
             for step in 0.. {
@@ -195,6 +196,10 @@ impl StoreCore {
                 found.extend(pages.filter(|page| wanted.contains(page)));
             }
         }
+        // A reservation that was open above may have been taken by a commit, which waits for a sync.
+        pending.extend(self.state.lock().reservations.pending(slot));
+        let pages = pending.iter().flat_map(|pages| pages.iter());
+        found.extend(pages.filter(|page| wanted.contains(*page)));
         found
     }
 

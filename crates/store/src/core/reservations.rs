@@ -14,7 +14,7 @@ use ritornello_format::{
     Error, Extent, PageHash, Place, ReservationRecord, Result, ScopeSlot, SegmentId,
 };
 use ritornello_medium::MediumFile;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// The log is rewritten when it is longer than this number of bytes plus 1 KiB for each outstanding
@@ -90,13 +90,29 @@ pub(crate) struct Reservations {
     withheld: HashMap<u64, Withheld>,
     /// The lock file's name of each connected client; empty for the owner's process.
     clients: HashMap<ClientId, String>,
+    /// Pages of puts in progress that no open reservation lists: the put waits for space, or its
+    /// commit waits for a sync.
+    pending: BTreeMap<u64, (ScopeSlot, Arc<[PageHash]>)>,
+}
+
+/// Pages of a put that waits for space, which are pending until this value is dropped. Dropping it
+/// takes the core state's lock.
+pub(super) struct PendingPages<'a> {
+    core: &'a StoreCore,
+    number: u64,
+}
+
+impl Drop for PendingPages<'_> {
+    fn drop(&mut self) {
+        self.core.state.lock().reservations.end_pending(self.number);
+    }
 }
 
 impl Reservations {
     /// Creates the table without open reservations; only the owner's process is connected.
     pub(super) fn new(withheld: HashMap<u64, Withheld>) -> Self {
         let clients = HashMap::from([(ClientId::LOCAL, String::new())]);
-        Self { open: HashMap::new(), withheld, clients }
+        Self { open: HashMap::new(), withheld, clients, pending: BTreeMap::new() }
     }
 
     pub(super) fn connect(&mut self, client: ClientId, name: &str) {
@@ -124,6 +140,26 @@ impl Reservations {
     /// The open reservations by number.
     pub(super) fn open(&self) -> &HashMap<u64, Reservation> {
         &self.open
+    }
+
+    /// Adds pages of a put in progress that no open reservation lists. Returns the number with
+    /// which [`Self::end_pending`] removes them.
+    pub(super) fn add_pending(&mut self, slot: ScopeSlot, pages: &[PageHash]) -> u64 {
+        let number = self.pending.last_key_value().map_or(0, |(last, _)| last + 1);
+        self.pending.insert(number, (slot, pages.into()));
+        number
+    }
+
+    pub(super) fn end_pending(&mut self, number: u64) {
+        self.pending.remove(&number);
+    }
+
+    /// The pages of a scope that are pending: see [`Self::add_pending`].
+    pub(super) fn pending(&self, slot: ScopeSlot) -> impl Iterator<Item = Arc<[PageHash]>> {
+        let of_scope = move |(of, pages): &(ScopeSlot, Arc<[PageHash]>)| {
+            (*of == slot).then(|| Arc::clone(pages))
+        };
+        self.pending.values().filter_map(of_scope)
     }
 
     pub(super) fn client_name(&self, client: ClientId) -> String {
@@ -231,6 +267,12 @@ impl Reservations {
 }
 
 impl StoreCore {
+    /// Makes the pages of a put pending until the returned value is dropped.
+    pub(super) fn note_pending(&self, slot: ScopeSlot, pages: &[PageHash]) -> PendingPages<'_> {
+        let number = self.state.lock().reservations.add_pending(slot, pages);
+        PendingPages { core: self, number }
+    }
+
     /// Records that writes of a put failed on `volumes`. The commit of the put uses this record.
     /// Ignores unknown reservations.
     pub(super) fn report_failed_writes(&self, client: ClientId, id: u64, volumes: &[u8]) {

@@ -94,6 +94,9 @@ impl StoreCore {
             self.await_durable_put(request.flushed_later)?;
             return Ok(reserved);
         }
+        // An explanation finds the pages here until their reservation is open or their miss cause
+        // is noted.
+        let pending = self.note_pending(scope.slot, &put.hashes);
         let lease = self.lease_parents(&put)?;
         self.report_demand(&put);
         let admitted = self.admit(scope, &put.hashes, &put.present, request);
@@ -102,6 +105,7 @@ impl StoreCore {
         let PutBatch { hashes, present, .. } = &put;
         self.count_refused(hashes, present, &admitted, &placed.runs, reserved.refused);
         if placed.runs.is_empty() {
+            drop(pending);
             self.end_unplaced(&put, lease, placed.promised)?;
             return Ok(reserved);
         }
