@@ -6,20 +6,29 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The body of a request, which tells the connection when all of the body has arrived.
+/// The body of a request, which tells the connection when all of the body has arrived, if the
+/// connection must not be displaced during the answer.
 #[derive(Debug)]
 pub(crate) struct ArrivingBody {
     body: Incoming,
-    arrival: BodyArrival,
+    arrival: Option<BodyArrival>,
 }
 
 impl ArrivingBody {
-    /// Wraps the body. An empty body has arrived with the headers.
-    pub(crate) fn new(body: Incoming, arrival: BodyArrival) -> Self {
-        if body.is_end_stream() {
+    /// Wraps the body. An empty body has arrived with the headers. Without an `arrival` the
+    /// connection may be displaced during the answer.
+    pub(crate) fn new(body: Incoming, arrival: Option<BodyArrival>) -> Self {
+        let this = Self { body, arrival };
+        if this.body.is_end_stream() {
+            this.complete();
+        }
+        this
+    }
+
+    fn complete(&self) {
+        if let Some(arrival) = &self.arrival {
             arrival.complete();
         }
-        Self { body, arrival }
     }
 }
 
@@ -27,7 +36,7 @@ impl Drop for ArrivingBody {
     fn drop(&mut self) {
         // The service answers the request without the rest of the body, so the connection must not
         // be displaced.
-        self.arrival.complete();
+        self.complete();
     }
 }
 
@@ -42,7 +51,7 @@ impl Body for ArrivingBody {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.body).poll_frame(context);
         if matches!(polled, Poll::Ready(None)) || this.body.is_end_stream() {
-            this.arrival.complete();
+            this.complete();
         }
         polled
     }

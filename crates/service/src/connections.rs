@@ -88,7 +88,8 @@ impl Connections {
 impl Connection {
     /// Begins a request. The connection counts as answering the request from
     /// [`BodyArrival::complete`] until the guard is dropped. Before that it may be displaced:
-    /// otherwise clients that never send the rest of a body could hold all places.
+    /// otherwise clients that never send the rest of a body could hold all places. The caller drops
+    /// the arrival of a request during which the connection may be displaced.
     pub(crate) fn begin_request(&self) -> (RequestGuard, BodyArrival) {
         (RequestGuard(Arc::clone(&self.activity)), BodyArrival(Arc::clone(&self.activity)))
     }

@@ -3,7 +3,7 @@
 use crate::answer::Shared;
 use crate::arriving_body::ArrivingBody;
 use crate::connections::{Connection, Connections};
-use crate::guard::LocalAddress;
+use crate::guard::{HEALTH, LocalAddress};
 use crate::limits::{
     CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, FILES_INTERVAL, HANDSHAKE_TIMEOUT,
     HEADERS_BYTES_MAX, HEADERS_MAX, HEADERS_TIMEOUT, REQUEST_TIMEOUT,
@@ -12,6 +12,7 @@ use crate::reread::Reread;
 use crate::routes;
 use crate::settings::Settings;
 use axum::Router;
+use axum::http::header;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -227,6 +228,11 @@ async fn serve_connection(
     let (routes, answers) = (TowerToHyperService::new(router), Arc::clone(&place));
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (guard, arrival) = answers.begin_request();
+        // The connection stays displaceable during probes of health without a token: otherwise
+        // clients without a token could hold all places with pipelined probes.
+        let is_anonymous_probe = HEALTH.contains(&request.uri().path())
+            && !request.headers().contains_key(header::AUTHORIZATION);
+        let arrival = (!is_anonymous_probe).then_some(arrival);
         let mut request = request.map(|body| ArrivingBody::new(body, arrival));
         request.extensions_mut().insert(LocalAddress(local));
         let answer = routes.call(request);

@@ -10,6 +10,7 @@ use ritornello_node::open;
 use ritornello_service::StoreAccess;
 use rustix::process::Signal;
 use serde_json::json;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -195,6 +196,28 @@ fn request_in_progress_is_answered_before_the_service_stops() {
 }
 
 #[test]
+/// Each connection has further requests to answer when it has answered one.
+#[test]
+fn pipelined_probes_of_a_stopped_owner_do_not_delay_liveness() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    owner.signal(Signal::STOP);
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let probes = format!("GET /readyz HTTP/1.1\r\n{}\r\n\r\n", host(address)).repeat(20);
+    let open: Vec<_> = (0..64).map(|_| connect(address)).collect();
+    for mut stream in &open {
+        stream.write_all(probes.as_bytes()).unwrap();
+    }
+    // Time in which the service begins to answer the probes: no event shows this.
+    std::thread::sleep(Duration::from_millis(500));
+    // The answer must come sooner than those to the probes, which the owner delays by five seconds.
+    let started = Instant::now();
+    assert_eq!(get(address, "/livez").body, "ok\n");
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert!(read_all(&open[0]).is_empty(), "the oldest connection must be closed");
+}
+
 fn missing_directory_is_not_ready_until_it_holds_a_store() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("kv");
