@@ -152,6 +152,9 @@ fn returned_first_directory_is_not_destroyed() {
     let node = open(&dirs);
     fill(&node);
     close(node);
+    let answer = ritornello(&["stat", text(&returned)]);
+    assert_ne!(answer.code, 0, "{}", answer.out);
+    assert!(answer.out.contains("restored in another directory"), "{}", answer.out);
     let answer = ritornello(&["destroy", text(&returned), "--yes"]);
     assert_ne!(answer.code, 0, "{}", answer.out);
     assert!(answer.err.contains("restored in another directory"), "{}", answer.err);

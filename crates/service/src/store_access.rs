@@ -97,7 +97,8 @@ impl StoreAccess {
     /// # Errors
     /// Errors of [`observe`], or of [`ritornello_store::Store::stats`] for a store that this
     /// process has open; `Retry` if this process could not open the store, and no process owns it
-    /// or its state cannot be observed.
+    /// or its state cannot be observed; `Retry` if no process owns the store, and its files tell
+    /// that no process can open it.
     pub(crate) fn observe(&self) -> Result<Observed> {
         let observed = self.ask(|source| match source {
             Source::Open(node) => {
@@ -109,6 +110,10 @@ impl StoreAccess {
         match (observed, self.failure()) {
             // The next process may fail to open a store whose files can be read.
             (Ok(Observed::Unowned(_)), Some(failure)) => Err(Error::retry(failure)),
+            (Ok(Observed::Unowned(stored)), None) if stored.unopenable.is_some() => {
+                let why = stored.unopenable.unwrap_or_default();
+                Err(Error::retry(format!("no process can open the store: {why}")))
+            }
             // While this process opens or closes the store, the failure says more than that.
             (Err(error), Some(failure)) => {
                 Err(Error::retry(format!("{failure}; its state is not known now: {error}")))

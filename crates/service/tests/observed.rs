@@ -132,6 +132,23 @@ fn store_without_owner_is_answered_from_its_files() {
 }
 
 #[test]
+fn unowned_store_that_no_process_can_open_is_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    Owner::start(dir.path(), "a model").end();
+    // Reading the registry of scopes fails, also as root.
+    std::fs::remove_file(dir.path().join("SCOPES")).unwrap();
+    std::fs::create_dir(dir.path().join("SCOPES")).unwrap();
+    assert!(open(&options(dir.path())).is_err());
+    let service = observing(&[dir.path()]);
+    let ready = get(service.address(), "/readyz");
+    assert_eq!(ready.status, 503, "{ready:?}");
+    let store = &ready.json()["stores"][0];
+    assert_eq!(store["state"], "unavailable");
+    assert!(store["reason"].as_str().unwrap().contains("SCOPES"), "{store}");
+    assert_eq!(metric(&get(service.address(), "/metrics").body, "ritornello_up{"), Some(0.0));
+}
+
+#[test]
 fn next_owner_is_scraped_after_the_first_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let first = Owner::start(dir.path(), "a model");
@@ -179,23 +196,6 @@ fn stopped_owner_is_not_ready_and_liveness_answers() {
     eventually("the owner answers", || get(address, "/readyz").status == 200);
 }
 
-#[test]
-fn request_in_progress_is_answered_before_the_service_stops() {
-    let dir = tempfile::tempdir().unwrap();
-    let owner = Owner::start(dir.path(), "a model");
-    owner.signal(Signal::STOP);
-    let service = observing(&[dir.path()]);
-    let address = service.address();
-    let asking = std::thread::spawn(move || get(address, "/readyz"));
-    std::thread::sleep(Duration::from_millis(300));
-    let started = Instant::now();
-    service.stop();
-    assert_eq!(asking.join().unwrap().status, 503);
-    assert!(started.elapsed() > Duration::from_secs(1), "the request must have been in progress");
-    assert!(std::net::TcpStream::connect(address).is_err());
-}
-
-#[test]
 /// Each connection has further requests to answer when it has answered one.
 #[test]
 fn pipelined_probes_of_a_stopped_owner_do_not_delay_liveness() {
@@ -218,6 +218,23 @@ fn pipelined_probes_of_a_stopped_owner_do_not_delay_liveness() {
     assert!(read_all(&open[0]).is_empty(), "the oldest connection must be closed");
 }
 
+#[test]
+fn request_in_progress_is_answered_before_the_service_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    owner.signal(Signal::STOP);
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let asking = std::thread::spawn(move || get(address, "/readyz"));
+    std::thread::sleep(Duration::from_millis(300));
+    let started = Instant::now();
+    service.stop();
+    assert_eq!(asking.join().unwrap().status, 503);
+    assert!(started.elapsed() > Duration::from_secs(1), "the request must have been in progress");
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
 fn missing_directory_is_not_ready_until_it_holds_a_store() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("kv");

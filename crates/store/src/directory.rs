@@ -215,11 +215,7 @@ impl Directory {
         let stored = match found? {
             Some(stored) if stored.owner_epoch > 0 => stored,
             Some(begun) if begun.is_being_restored() => {
-                return Err(Error::invalid(
-                    "a restore of this store was interrupted: type the command `ritornello paths \
-                     restore` again",
-                )
-                .with("dir", self.display()));
+                return Err(self.interrupted_restore());
             }
             begun => return self.new_manifest(options, begun),
         };
@@ -228,6 +224,15 @@ impl Directory {
             tracing::warn!(dir = %self.display(), "{difference}");
         }
         Ok(stored)
+    }
+
+    /// The error of a store whose restore has begun and not ended.
+    pub(crate) fn interrupted_restore(&self) -> Error {
+        Error::invalid(
+            "a restore of this store was interrupted: type the command `ritornello paths restore` \
+             again",
+        )
+        .with("dir", self.display())
     }
 
     /// Describes, for a process that does not own the store, the `options` that do not apply, with

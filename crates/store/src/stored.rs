@@ -2,7 +2,7 @@
 
 use crate::directory::Directory;
 use crate::stats::SCOPES_SHOWN;
-use ritornello_format::{Manifest, Result, ScopeRegistry};
+use ritornello_format::{Error, Manifest, Result, ScopeRegistry};
 use ritornello_index::{RunIndex, StoredIndex};
 use ritornello_volume::segments::Segments;
 use serde::Serialize;
@@ -51,6 +51,10 @@ pub struct StoredStats {
     /// Files and directories that are damaged, missing or unreadable, some with what the next owner
     /// does about them. `paths` says why directories are absent.
     pub problems: Vec<String>,
+    /// Why no process can open the store, as far as its files tell; `None` if no reason is known.
+    /// `problems` contains this text too.
+    #[serde(skip)]
+    pub unopenable: Option<String>,
 }
 
 /// A directory of segments.
@@ -102,7 +106,9 @@ impl Directory {
         // first put makes the first segment, so a store with segments or pages has a registry.
         let has_pages = paths.iter().any(|path| path.segments > 0)
             || index.and_then(|index| index.checkpoint).is_some_and(|(_, pages)| pages > 0);
-        let registry = self.stored_scopes(has_pages, &mut problems);
+        let (registry, unreadable) = self.stored_scopes(has_pages, &mut problems);
+        let refusal = self.stored_refusal(&manifest).map(|error| error.to_string());
+        problems.extend(refusal.clone());
         Ok(Some(StoredStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
             owner_epoch: manifest.owner_epoch,
@@ -120,6 +126,7 @@ impl Directory {
                 .map(|(runs, pages)| StoredCheckpoint { runs, pages }),
             journal_bytes: index.map(|index| index.journal_bytes),
             problems,
+            unopenable: refusal.or(unreadable),
         }))
     }
 
@@ -148,19 +155,40 @@ impl Directory {
         }
     }
 
+    /// The error with which an opening refuses the store, because a restore of it was interrupted,
+    /// or because it was restored in another directory.
+    fn stored_refusal(&self, manifest: &Manifest) -> Option<Error> {
+        if manifest.is_being_restored() {
+            return Some(self.interrupted_restore());
+        }
+        let numbers = (0..=u8::MAX).zip(&manifest.volumes).map(|(number, _)| number);
+        let dirs = numbers.map(|number| self.stored_volume_state(manifest, number).dir());
+        let dirs: Vec<_> = dirs.filter(|dir| !dir.as_os_str().is_empty()).collect();
+        self.check_not_restored(manifest, &dirs).err()
+    }
+
     /// The scope registry; `None` if it is damaged or cannot be read, or if it is missing and
-    /// `has_pages` is set.
-    fn stored_scopes(&self, has_pages: bool, problems: &mut Vec<String>) -> Option<ScopeRegistry> {
+    /// `has_pages` is set. Returns in addition the error of a registry that cannot be read, because
+    /// every opening fails on it.
+    fn stored_scopes(
+        &self,
+        has_pages: bool,
+        problems: &mut Vec<String>,
+    ) -> (Option<ScopeRegistry>, Option<String>) {
         let problem = match self.registry() {
             Ok(Some(stored)) if stored.head_bytes > 0 || !has_pages => {
-                return Some(stored.registry);
+                return (Some(stored.registry), None);
             }
             Ok(Some(_)) => "SCOPES is missing: the next owner drops all pages".to_owned(),
             Ok(None) => "SCOPES is damaged: the next owner drops all pages".to_owned(),
-            Err(error) => format!("SCOPES cannot be read: {error}"),
+            Err(error) => {
+                let problem = format!("SCOPES cannot be read: {error}");
+                problems.push(problem.clone());
+                return (None, Some(problem));
+            }
         };
         problems.push(problem);
-        None
+        (None, None)
     }
 
     fn stored_volumes(&self, manifest: &Manifest, problems: &mut Vec<String>) -> Vec<StoredVolume> {

@@ -8,7 +8,7 @@ use common::*;
 use ritornello_format::{ErrorKind, Scope, checksum};
 use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{
-    CapacityChange, Catalog, ClientId, Options, Restore, Restored, VOLUME_COPIES,
+    CapacityChange, Catalog, ClientId, Directory, Options, Restore, Restored, VOLUME_COPIES,
 };
 use ritornello_volume::segments::Segments;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,14 @@ const OTHERS: [&str; 2] = ["/a", "/b"];
 fn listed() -> Options {
     let further_dirs = Some(OTHERS.iter().map(PathBuf::from).collect());
     Options { further_dirs, background_threads: false, ..options(Path::new("/store"), 24) }
+}
+
+/// Why no process can open the store, as its files tell. Checks that this is a problem of the store.
+fn unopenable(disk: &SimDisk) -> Option<String> {
+    let directory = Directory::new(Arc::new(disk.clone()), Path::new("/store"));
+    let stored = directory.stored_stats().ok()??;
+    assert!(stored.unopenable.as_ref().is_none_or(|why| stored.problems.contains(why)));
+    stored.unopenable
 }
 
 fn open_sim(disk: &SimDisk) -> Open {
@@ -441,6 +449,7 @@ fn returning_first_directory_is_refused() {
         let error = open_on(Arc::new(disk.clone()), &listed()).map(Open::close).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("restored in another directory"), "{error}");
+        assert_eq!(unopenable(disk), Some(error.to_string()));
     };
     disk.mount(Path::new("/store")).unwrap();
     refused(&disk);
@@ -599,7 +608,7 @@ fn interrupted_restore_can_be_repeated() {
     open.close();
     lose_first(&disk);
     let base = disk.crash(0);
-    let (mut fails, mut at) = (0, 1);
+    let (mut fails, mut told, mut at) = (0, 0, 1);
     loop {
         let disk = base.crash(at);
         let schedule = Schedule::new();
@@ -609,8 +618,11 @@ fn interrupted_restore_can_be_repeated() {
         let disk = disk.crash(at + 1);
         if !ended {
             fails += 1;
+            let why = unopenable(&disk);
+            told += usize::from(why.as_ref().is_some_and(|why| why.contains("interrupted")));
             if let Ok(open) = open_on(Arc::new(disk.clone()), &listed()) {
                 // The failed operation came after the restore was complete on the disk.
+                assert_eq!(why, None);
                 expected.check(&open);
                 open.close();
             } else {
@@ -625,5 +637,5 @@ fn interrupted_restore_can_be_repeated() {
         }
         at += 1 + at / 8;
     }
-    assert!(fails > 20, "{fails}");
+    assert!(fails > 20 && told > 0, "{fails} {told}");
 }

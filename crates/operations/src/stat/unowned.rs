@@ -123,6 +123,7 @@ mod tests {
             checkpoint: Some(StoredCheckpoint { runs: 3, pages: 24 }),
             journal_bytes: Some(0),
             problems: Vec::new(),
+            unopenable: None,
         }
     }
 

@@ -34,8 +34,9 @@ pub(super) struct Readiness {
 struct StoreHealth {
     /// Directory of the store.
     store: String,
-    /// `owned`; `unowned`: no process owns the store, and its files can be read; `poisoned`: the
-    /// owner reopens the store after a failed write or sync; `unavailable`.
+    /// `owned`; `unowned`: no process owns the store, and as far as its files tell, the next process
+    /// can open it; `poisoned`: the owner reopens the store after a failed write or sync;
+    /// `unavailable`.
     state: &'static str,
     /// Why the store is poisoned or unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
