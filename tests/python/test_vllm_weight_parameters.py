@@ -4,7 +4,9 @@ vLLM.
 
 import mmap
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +163,54 @@ def test_adapter_without_files_is_replaced_by_load_in_place() -> None:
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
     assert adapters.replaced("a", "somebody/adapter", in_place=True)
+
+
+def test_adapter_in_home_folder_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    file.parent.mkdir()
+    file.write_bytes(b"first")
+    adapters = Adapters()
+    assert not adapters.replaced("a", "~/adapter", in_place=False)
+    assert not adapters.replaced("a", "~/adapter", in_place=True)
+    file.write_bytes(b"second")
+    assert adapters.replaced("a", "~/adapter", in_place=False)
+
+
+def test_adapter_of_hub_is_replaced_by_other_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots: list[Path] = []
+
+    def snapshot_download(name: str, *, local_files_only: bool) -> str:
+        assert (name, local_files_only) == ("somebody/adapter", True)
+        if not snapshots:
+            raise FileNotFoundError("the hub's cache has no snapshot")
+        return str(snapshots[-1])
+
+    def download(revision: str) -> None:
+        snapshots.append(tmp_path / revision)
+        snapshots[-1].mkdir()
+        (snapshots[-1] / "adapter_model.safetensors").write_text(revision)
+
+    hub = SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.delenv("VLLM_USE_MODELSCOPE", raising=False)
+    adapters = Adapters()
+    assert not adapters.replaced("a", "somebody/adapter", in_place=False)
+    download("one")
+    assert not adapters.replaced("a", "somebody/adapter", in_place=False), (
+        "the first download of an adapter must not count as a replacement"
+    )
+    assert not adapters.replaced("a", "somebody/adapter", in_place=True)
+    download("two")
+    assert adapters.replaced("a", "somebody/adapter", in_place=False)
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    assert adapters.replaced("a", "somebody/adapter", in_place=True), (
+        "a snapshot of another hub must not hide a load in place"
+    )
 
 
 def test_change_counters_outlive_their_file() -> None:
