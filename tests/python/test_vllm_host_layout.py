@@ -2,7 +2,8 @@
 chunk. An engine is served if each row holds the bytes of all its workers.
 """
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_workers_that_may_be_on_other_machines_are_refused(
 
 
 def test_equal_stages_are_served() -> None:
-    assert stages_are_equal([30, 30], [group(30)], has_draft_kv=False)
+    assert stages_are_equal([30, 30], [group(30)], has_draft_kv=False, has_skipped_layers=False)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,28 @@ def test_equal_stages_are_served() -> None:
 def test_stages_that_may_differ_are_refused(
     layers: list[int], groups: list[Any], has_draft_kv: bool
 ) -> None:
-    assert not stages_are_equal(layers, groups, has_draft_kv=has_draft_kv)
+    assert not stages_are_equal(layers, groups, has_draft_kv=has_draft_kv, has_skipped_layers=False)
+
+
+@pytest.mark.parametrize(("skipped", "refused"), [([], False), (["35"], True)])
+def test_stages_with_layers_skipped_by_cache_dtype_are_refused(
+    skipped: list[str], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The KV cache groups of the first stage do not show layers that the second stage skips."""
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    utils: Any = ModuleType("vllm.distributed.utils")
+    utils.get_pp_indices = lambda total, stage, stages: (stage * 30, stage * 30 + 30)
+    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    config: Any = SimpleNamespace(
+        parallel_config=parallel(pipeline_parallel_size=2),
+        model_config=SimpleNamespace(get_total_num_hidden_layers=lambda: 60),
+        cache_config=SimpleNamespace(kv_cache_dtype_skip_layers=skipped),
+        speculative_config=None,
+    )
+    caches: Any = SimpleNamespace(kv_cache_groups=[group(30)])
+    reason = stages_refusal(config, caches)
+    assert ("--kv-cache-dtype-skip-layers" in reason) == refused == bool(reason)
 
 
 def test_one_stage_is_served() -> None:

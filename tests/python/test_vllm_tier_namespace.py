@@ -151,6 +151,7 @@ def test_stored_chunks_keep_their_scope(model: Path) -> None:
         {"specs": [FullAttentionSpec(dtype="torch.float8_e4m3fn")]},
         {"specs": [FullAttentionSpec(), FullAttentionSpec()]},
         {"cache_config__cache_dtype": "fp8"},
+        {"cache_config__kv_cache_dtype_skip_layers": ["0", "31"]},
         {"cache_config__prefix_caching_hash_algo": "sha256_cbor"},
         {"model_config__quantization": "awq"},
         {"model_config__hf_config": SimpleNamespace(to_dict=lambda: {"model_type": "other"})},
@@ -159,6 +160,15 @@ def test_stored_chunks_keep_their_scope(model: Path) -> None:
 def test_scope_covers_changes_of_bytes(model: Path, change: dict[str, Any]) -> None:
     one, other = of(model), of(model, **change)
     assert one.scope(one.groups[0]).id != other.scope(other.groups[0]).id
+
+
+def test_order_of_skipped_layers_keeps_scope(model: Path) -> None:
+    none, *lists = (
+        of(model, cache_config__kv_cache_dtype_skip_layers=skipped)
+        for skipped in ([], ["1", "0"], ["0", "1"])
+    )
+    assert none == of(model)
+    assert lists[0] == lists[1]
 
 
 def test_other_weights_make_other_scopes(model: Path) -> None:

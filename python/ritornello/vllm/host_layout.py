@@ -51,24 +51,32 @@ def stages_refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") 
     total = vllm_config.model_config.get_total_num_hidden_layers()
     bounds = [get_pp_indices(total, stage, stages) for stage in range(stages)]
     layers = [past - first for first, past in bounds]
-    has_draft_kv = drafts.keeps_kv(vllm_config)
-    if stages_are_equal(layers, kv_cache_config.kv_cache_groups, has_draft_kv=has_draft_kv):
+    cache = vllm_config.cache_config
+    if stages_are_equal(
+        layers,
+        kv_cache_config.kv_cache_groups,
+        has_draft_kv=drafts.keeps_kv(vllm_config),
+        has_skipped_layers=bool(getattr(cache, "kv_cache_dtype_skip_layers", None)),
+    ):
         return ""
     return (
         f"{stages} pipeline stages, with {', '.join(map(str, layers))} layers, may differ in the "
         "bytes of a block, and vLLM's offloading would let their parts of a chunk overlap in host "
         "memory: use pipeline parallel size 1, or stages with equal numbers of layers that all "
-        "keep KV of one kind, without a draft model"
+        "keep KV of one kind, without a draft model and --kv-cache-dtype-skip-layers"
     )
 
 
-def stages_are_equal(layers: Sequence[int], groups: Sequence[Any], *, has_draft_kv: bool) -> bool:
+def stages_are_equal(
+    layers: Sequence[int], groups: Sequence[Any], *, has_draft_kv: bool, has_skipped_layers: bool
+) -> bool:
     """Returns whether all stages are known to have equal bytes in a block. `layers`: number of
     layers of each stage. `groups`: the KV cache groups of one stage. Stages may differ if there is
-    a draft model, whose layers are in the last stage only, or if there are several groups, because
+    a draft model, whose layers are in the last stage only; if some layers are skipped by the cache
+    dtype, because all of them may be in another stage; or if there are several groups, because
     stages with equal numbers of layers may have different numbers of layers of a group.
     """
-    if has_draft_kv or len(set(layers)) != 1 or len(groups) != 1:
+    if has_draft_kv or has_skipped_layers or len(set(layers)) != 1 or len(groups) != 1:
         return False
     (group,) = groups
     kind = type(group.kv_cache_spec).__name__

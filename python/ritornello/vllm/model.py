@@ -27,6 +27,9 @@ def model_identity(
         **drafts.options(vllm_config),
         **options,
     }
+    # Only if set, so that scopes of engines without this option stay the same.
+    if skipped := getattr(cache, "kv_cache_dtype_skip_layers", None):
+        all_options["cache_dtype_skip_layers"] = ",".join(sorted(skipped))
     if identity.depends_on_maximum_length(canonical_config(config)):
         all_options["max_model_len"] = str(model.max_model_len)
     return ModelIdentity.of(
