@@ -2,6 +2,7 @@
 memory.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +15,34 @@ from ritornello.vllm.offloading_settings import (
     HOST_BYTES_MAX,
     MIB,
     OffloadingSettings,
+    blocks_of_chunk,
     bytes_of,
     check_host_bytes,
     chunk_blocks,
     default_host_bytes,
     host_rows,
     memory_bytes,
-    needs_single_blocks,
 )
 from ritornello.vllm.tier.settings import TierSettings
 
 DISK = "disk /kv 200GiB"
+
+
+@dataclass(frozen=True)
+class FullAttentionSpec:
+    """Stand-in for vLLM's class."""
+
+
+@dataclass(frozen=True)
+class SlidingWindowSpec:
+    """Stand-in for vLLM's class."""
+
+    sliding_window: int = 128
+
+
+def chunk_of(*specs: Any, interval: int | None = 0) -> int:
+    """Returns the blocks of a chunk of groups that have blocks of 32 tokens."""
+    return blocks_of_chunk(1 << 10, [(32, spec) for spec in specs], interval)
 
 
 def test_path_and_store_settings_reach_tier() -> None:
@@ -128,11 +146,33 @@ def test_chunk_has_two_mebibytes_within_token_limit(
 
 
 def test_states_of_last_blocks_need_chunks_of_one_block() -> None:
-    full = SimpleNamespace(block_size=32)
     aligned, all_blocks = (SimpleNamespace(mamba_cache_mode=mode) for mode in ("align", "all"))
-    assert needs_single_blocks([full, aligned])
-    assert needs_single_blocks([SimpleNamespace(kv_cache_specs={"a": aligned, "b": aligned})])
-    assert not needs_single_blocks([full, all_blocks])
+    assert chunk_of(FullAttentionSpec(), aligned) == 1
+    assert chunk_of(SimpleNamespace(kv_cache_specs={"a": aligned, "b": aligned})) == 1
+    assert chunk_of(FullAttentionSpec(), all_blocks) == 8
+
+
+@pytest.mark.parametrize(
+    ("interval", "blocks"),
+    [(None, 8), (0, 8), (512, 8), (640, 4), (1000, 1), (96, 1), (320, 2), (64, 2)],
+)
+def test_retention_interval_is_multiple_of_chunks_with_bounds(
+    interval: int | None, blocks: int
+) -> None:
+    window, full = SlidingWindowSpec(), FullAttentionSpec()
+    state = SimpleNamespace(mamba_cache_mode="all")
+    assert chunk_of(full, window, interval=interval) == blocks
+    assert chunk_of(full, state, interval=interval) == blocks
+    layers = SimpleNamespace(kv_cache_specs={"a": window, "b": window})
+    assert chunk_of(full, layers, interval=interval) == blocks
+    assert chunk_of(full, interval=interval) == 8, "vLLM requires nothing of full attention"
+
+
+def test_retention_interval_is_multiple_of_chunks_of_each_group() -> None:
+    groups = [(16, FullAttentionSpec()), (32, SlidingWindowSpec()), (64, SlidingWindowSpec())]
+    assert blocks_of_chunk(1 << 10, groups, 512) == 4
+    assert blocks_of_chunk(1 << 10, groups, 128) == 2
+    assert blocks_of_chunk(1 << 10, groups, 96) == 1
 
 
 def test_default_host_memory_is_share_of_machine() -> None:

@@ -34,12 +34,11 @@ from ritornello.vllm.offloading_settings import (
     MIB,
     SHM,
     OffloadingSettings,
+    blocks_of_chunk,
     check_host_bytes,
-    chunk_blocks,
     default_host_bytes,
     host_rows,
     memory_bytes,
-    needs_single_blocks,
     shm_bytes,
 )
 from ritornello.vllm.weights.engine import guard_of_engine
@@ -185,8 +184,12 @@ def _sized(
     copies = 1 if offloading.replicated_layout else offloading.parallel.world_size
     block_bytes = offloading.worker_kv_bytes_per_block * copies
     block_tokens = max(group.tokens_per_block for group in offloading.groups)
-    specs = (kv_cache_config.kv_cache_groups[g.group_id].kv_cache_spec for g in offloading.groups)
-    blocks = 1 if needs_single_blocks(specs) else chunk_blocks(block_bytes, block_tokens)
+    groups = [
+        (group.tokens_per_block, kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec)
+        for group in offloading.groups
+    ]
+    interval = vllm_config.cache_config.prefix_cache_retention_interval
+    blocks = blocks_of_chunk(block_bytes, groups, interval)
     row_bytes = -(-blocks * block_bytes // PAGESIZE) * PAGESIZE
     rows = host_rows(host_bytes, row_bytes)
     summary = (

@@ -13,6 +13,7 @@ from typing import Any
 
 from ritornello.connector.engine_tiers import EngineTiers
 from ritornello.vllm.settings import GPU_MEMORY, PLACE, Settings
+from ritornello.vllm.tier.namespace import is_unbounded
 
 MIB, GIB = 1 << 20, 1 << 30
 # The number of blocks in a chunk is doubled until the chunk has CHUNK_BYTES: transfers of this size
@@ -110,19 +111,39 @@ def chunk_blocks(block_bytes: int, block_tokens: int) -> int:
     return blocks
 
 
+def blocks_of_chunk(
+    block_bytes: int, groups: Sequence[tuple[int, Any]], retention_interval: int | None
+) -> int:
+    """Returns how many consecutive blocks vLLM offloads as one chunk of an engine. `block_bytes`:
+    one block, all layers and workers. `groups`: the tokens of a block, and the spec, of each KV
+    cache group. `retention_interval`: vLLM's `--prefix-cache-retention-interval`, which must be a
+    multiple of the chunks of each group with a window or a state; otherwise vLLM does not start.
+    """
+    specs = [(tokens, group_spec(spec)) for tokens, spec in groups]
+    if needs_single_blocks(spec for _, spec in specs):
+        return 1
+    blocks = chunk_blocks(block_bytes, max(tokens for tokens, _ in specs))
+    bounded = [tokens for tokens, spec in specs if not is_unbounded(spec)]
+    while blocks > 1 and any((retention_interval or 0) % (blocks * n) for n in bounded):
+        blocks //= 2
+    return blocks
+
+
+def group_spec(spec: Any) -> Any:
+    """Returns the spec that a KV cache group has in the scheduler. On a worker the spec of a group
+    may contain a spec for each layer: the scheduler's spec is the first layer's.
+    """
+    layers = getattr(spec, "kv_cache_specs", None)
+    return next(iter(layers.values())) if layers else spec
+
+
 def needs_single_blocks(specs: Iterable[Any]) -> bool:
     """Returns whether a chunk must be one block, because a KV cache group keeps a state only at the
     end of a prompt's last whole block (vLLM's mode "align"). vLLM offloads this state only if a
     chunk ends with this block, and without the state vLLM loads nothing of the prompt. `specs`: the
-    spec of each group. On a worker the spec of a group may contain a spec for each layer: the first
-    layer's spec is used, because in the scheduler it is the spec of the group.
+    `group_spec` of each group.
     """
-    for spec in specs:
-        layers = getattr(spec, "kv_cache_specs", None)
-        first = next(iter(layers.values())) if layers else spec
-        if getattr(first, "mamba_cache_mode", "") == "align":
-            return True
-    return False
+    return any(getattr(spec, "mamba_cache_mode", "") == "align" for spec in specs)
 
 
 def default_host_bytes(engines: int, memory: int, shm: int) -> int:
