@@ -2,6 +2,7 @@
 vLLM.
 """
 
+import errno
 import mmap
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from weight_support import Model, Parameter, sample
 
+from ritornello.vllm.weights import counters
 from ritornello.vllm.weights.adapters import Adapters
 from ritornello.vllm.weights.counters import SLOT, ChangeCounters, count_in
 from ritornello.vllm.weights.parameters import Parameters
@@ -226,6 +228,18 @@ def test_change_counters_outlive_their_file() -> None:
     ours.raise_to(1, 4)
     assert theirs.count(1) == 5
     assert ChangeCounters.attach(path, 3) is None
+
+
+def test_full_shared_memory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, offset: int, size: int) -> None:
+        assert (offset, size) == (0, 3 * SLOT)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(counters, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        ChangeCounters.create(3)
+    assert not list(tmp_path.iterdir())
 
 
 def test_raise_to_a_reached_count_does_not_write() -> None:

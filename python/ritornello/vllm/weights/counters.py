@@ -25,13 +25,17 @@ class ChangeCounters:
     @classmethod
     def create(cls, slots: int) -> tuple["ChangeCounters", Path]:
         """Returns counters at zero, and the file to which other processes attach. The caller
-        unlinks the file after they have attached.
+        unlinks the file after they have attached. Raises OSError if the file system is full: a file
+        without reserved space would end the process by SIGBUS at the first access.
         """
         folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         file, name = tempfile.mkstemp(prefix="ritornello-weights-", dir=folder)
         try:
-            os.ftruncate(file, slots * SLOT)
+            os.posix_fallocate(file, 0, slots * SLOT)
             return cls(mmap.mmap(file, slots * SLOT), slots), Path(name)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
         finally:
             os.close(file)
 
