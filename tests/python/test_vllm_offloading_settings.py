@@ -32,6 +32,8 @@ DISK = "disk /kv 200GiB"
 class FullAttentionSpec:
     """Stand-in for vLLM's class."""
 
+    sliding_window: int | None = None
+
 
 @dataclass(frozen=True)
 class SlidingWindowSpec:
@@ -40,9 +42,16 @@ class SlidingWindowSpec:
     sliding_window: int = 128
 
 
-def chunk_of(*specs: Any, interval: int | None = 0) -> int:
+@dataclass(frozen=True)
+class ChunkedLocalAttentionSpec:
+    """Stand-in for vLLM's class."""
+
+    attention_chunk_size: int = 128
+
+
+def chunk_of(*specs: Any, interval: int | None = 0, version: str = "0.33.0") -> int:
     """Returns the blocks of a chunk of groups that have blocks of 32 tokens."""
-    return blocks_of_chunk(1 << 10, [(32, spec) for spec in specs], interval)
+    return blocks_of_chunk(1 << 10, [(32, spec) for spec in specs], interval, version)
 
 
 def test_path_and_store_settings_reach_tier() -> None:
@@ -152,6 +161,18 @@ def test_states_of_last_blocks_need_chunks_of_one_block() -> None:
     assert chunk_of(FullAttentionSpec(), all_blocks) == 8
 
 
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.31.0rc1", "dev"])
+@pytest.mark.parametrize("spec", [SlidingWindowSpec(), ChunkedLocalAttentionSpec()], ids=repr)
+def test_window_needs_chunks_of_one_block_if_vllm_offloads_parts(spec: Any, version: str) -> None:
+    full = FullAttentionSpec()
+    assert chunk_of(full, spec, version=version) == 1
+    assert chunk_of(SimpleNamespace(kv_cache_specs={"a": spec}), version=version) == 1
+    assert chunk_of(full, FullAttentionSpec(sliding_window=128), version=version) == 8
+    assert chunk_of(full, SimpleNamespace(mamba_cache_mode="all"), version=version) == 8
+    for newer in ("0.33.0", "0.33.1+cu130", "0.40.0", "1.0.0"):
+        assert chunk_of(full, spec, version=newer) == 8
+
+
 @pytest.mark.parametrize(
     ("interval", "blocks"),
     [(None, 8), (0, 8), (512, 8), (640, 4), (1000, 1), (96, 1), (320, 2), (64, 2)],
@@ -170,9 +191,9 @@ def test_retention_interval_is_multiple_of_chunks_with_bounds(
 
 def test_retention_interval_is_multiple_of_chunks_of_each_group() -> None:
     groups = [(16, FullAttentionSpec()), (32, SlidingWindowSpec()), (64, SlidingWindowSpec())]
-    assert blocks_of_chunk(1 << 10, groups, 512) == 4
-    assert blocks_of_chunk(1 << 10, groups, 128) == 2
-    assert blocks_of_chunk(1 << 10, groups, 96) == 1
+    assert blocks_of_chunk(1 << 10, groups, 512, "0.33.0") == 4
+    assert blocks_of_chunk(1 << 10, groups, 128, "0.33.0") == 2
+    assert blocks_of_chunk(1 << 10, groups, 96, "0.33.0") == 1
 
 
 def test_default_host_memory_is_share_of_machine() -> None:

@@ -22,6 +22,7 @@ from ritornello.vllm.tier.namespace import (
     spec_text,
     unsupported_reason,
     window_chunks,
+    windows_refusal,
 )
 from ritornello.vllm.tier.sequence import Group
 
@@ -277,6 +278,18 @@ def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
     assert "blocks_per_chunk" in unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
     assert unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX) == ""
     assert "no KV cache group" in unsupported_reason(vllm(model), offloading(0), ROW)
+
+
+@pytest.mark.parametrize("spec", [SlidingWindowSpec(128), ChunkedLocalAttentionSpec(128)], ids=repr)
+def test_windows_in_chunks_of_several_blocks_are_refused_before_fix(spec: Any) -> None:
+    caches = groups(FullAttentionSpec(), spec)
+    reason = windows_refusal(offloading(2, blocks_per_chunk=4), caches, "0.32.0")
+    assert '"blocks_per_chunk": 1' in reason
+    assert "\n" not in reason
+    assert windows_refusal(offloading(2, blocks_per_chunk=4), caches, "0.33.0") == ""
+    assert windows_refusal(offloading(2), caches, "0.32.0") == ""
+    others = groups(FullAttentionSpec(sliding_window=128), MambaSpec())
+    assert windows_refusal(offloading(2, blocks_per_chunk=4), others, "0.32.0") == ""
 
 
 def base(**changes: Any) -> Any:

@@ -189,7 +189,7 @@ def _sized(
         for group in offloading.groups
     ]
     interval = vllm_config.cache_config.prefix_cache_retention_interval
-    blocks = blocks_of_chunk(block_bytes, groups, interval)
+    blocks = blocks_of_chunk(block_bytes, groups, interval, vllm.__version__)
     row_bytes = -(-blocks * block_bytes // PAGESIZE) * PAGESIZE
     rows = host_rows(host_bytes, row_bytes)
     summary = (

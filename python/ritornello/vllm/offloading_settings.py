@@ -13,7 +13,7 @@ from typing import Any
 
 from ritornello.connector.engine_tiers import EngineTiers
 from ritornello.vllm.settings import GPU_MEMORY, PLACE, Settings
-from ritornello.vllm.tier.namespace import is_unbounded
+from ritornello.vllm.tier.namespace import has_window, is_unbounded, offloads_parts
 
 MIB, GIB = 1 << 20, 1 << 30
 # The number of blocks in a chunk is doubled until the chunk has CHUNK_BYTES: transfers of this size
@@ -112,15 +112,21 @@ def chunk_blocks(block_bytes: int, block_tokens: int) -> int:
 
 
 def blocks_of_chunk(
-    block_bytes: int, groups: Sequence[tuple[int, Any]], retention_interval: int | None
+    block_bytes: int,
+    groups: Sequence[tuple[int, Any]],
+    retention_interval: int | None,
+    version: str,
 ) -> int:
     """Returns how many consecutive blocks vLLM offloads as one chunk of an engine. `block_bytes`:
     one block, all layers and workers. `groups`: the tokens of a block, and the spec, of each KV
     cache group. `retention_interval`: vLLM's `--prefix-cache-retention-interval`, which must be a
     multiple of the chunks of each group with a window or a state; otherwise vLLM does not start.
+    `version`: the version of vLLM. A chunk of which vLLM may offload a part only is one block.
     """
     specs = [(tokens, group_spec(spec)) for tokens, spec in groups]
     if needs_single_blocks(spec for _, spec in specs):
+        return 1
+    if offloads_parts(version) and any(has_window(spec) for _, spec in specs):
         return 1
     blocks = chunk_blocks(block_bytes, max(tokens for tokens, _ in specs))
     bounded = [tokens for tokens, spec in specs if not is_unbounded(spec)]

@@ -75,14 +75,15 @@ def allow_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ASKED = prompt(51, 600)
 # The kinds of the groups, and how many tokens of `ASKED` the second engine loads. A chunk has 256
-# tokens, or one block if a group has a state, which exists at the end of the last whole block only.
+# tokens, or one block if a group has a state, which exists at the end of the last whole block only,
+# or a window, of which vLLM 0.32 may offload a part of a chunk.
 MODELS = {
     "latent": ({"MLAAttentionSpec"}, 512),
     "indexer": ({"UniformTypeKVCacheSpecs"}, 512),
     "sinks": ({"SinkFullAttentionSpec"}, 512),
-    "windows": ({"FullAttentionSpec", "SlidingWindowSpec"}, 512),
-    "latent windows": ({"MLAAttentionSpec", "SlidingWindowMLASpec"}, 512),
-    "local": ({"FullAttentionSpec", "ChunkedLocalAttentionSpec"}, 512),
+    "windows": ({"FullAttentionSpec", "SlidingWindowSpec"}, 576),
+    "latent windows": ({"MLAAttentionSpec", "SlidingWindowMLASpec"}, 576),
+    "local": ({"FullAttentionSpec", "ChunkedLocalAttentionSpec"}, 576),
     "states": ({"FullAttentionSpec", "MambaSpec"}, 576),
 }
 

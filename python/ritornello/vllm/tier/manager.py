@@ -35,7 +35,12 @@ from ritornello.vllm.tier.counts import COUNTERS, PREFIX
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.interface import INTERFACE, interface_difference
 from ritornello.vllm.tier.jobs import FinishedJob
-from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, unsupported_reason
+from ritornello.vllm.tier.namespace import (
+    KernelPlatform,
+    namespace_of,
+    unsupported_reason,
+    windows_refusal,
+)
 from ritornello.vllm.tier.requests import LookupAnswer
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
@@ -74,7 +79,8 @@ RESULTS = {
 
 class RitornelloTier(SecondaryTierManager):
     """One instance in the scheduler's process. If the engine is not served
-    (`namespace.unsupported_reason`, `host_layout`), lookups miss and nothing is stored.
+    (`unsupported_reason` and `windows_refusal` of `namespace`, `host_layout`), lookups miss and
+    nothing is stored.
 
     `engine`: the engine's configuration, from `OffloadingPath`; if it is None,
     `engine_config.of_spec` looks it up.
@@ -126,6 +132,9 @@ class RitornelloTier(SecondaryTierManager):
                 reason
                 or machines_refusal(engine.vllm_config.parallel_config)
                 or stages_refusal(engine.vllm_config, engine.kv_cache_config)
+                or windows_refusal(
+                    offloading_spec.config, engine.kv_cache_config, kernels.version()
+                )
             )
         if reason or engine is None:
             logger.warning("ritornello: %s; pages are neither loaded nor stored", reason)

@@ -12,6 +12,7 @@ vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ ROW_BYTES_MAX = 512 << 20
 # Fields of a `KVCacheSpec`, vLLM's description of a KV cache group, that depend on the number of
 # ranks.
 RANK_FIELDS = ("num_kv_heads",)
+# The first version of vLLM that does not offload a chunk without the blocks that a window has left.
+WHOLE_CHUNKS = (0, 33)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,31 @@ def unsupported_reason(
     if not offloading.groups:
         return "vLLM offloads no KV cache group"
     return ""
+
+
+def windows_refusal(
+    offloading: "OffloadingConfig", kv_cache_config: "KVCacheConfig", version: str
+) -> str:
+    """Returns why chunks of a group with a window may contain bytes that vLLM of this `version` did
+    not write; "" if they do not.
+    """
+    specs = (kv_cache_config.kv_cache_groups[g.group_id].kv_cache_spec for g in offloading.groups)
+    blocks = offloading.cache.blocks_per_chunk
+    if blocks == 1 or not offloads_parts(version) or not any(map(has_window, specs)):
+        return ""
+    return (
+        f"vLLM {version} may offload a chunk of {blocks} blocks without the blocks that a window "
+        'has left: set "blocks_per_chunk": 1 in kv_connector_extra_config, without "block_size", '
+        "or use vLLM 0.33"
+    )
+
+
+def offloads_parts(version: str) -> bool:
+    """Returns whether vLLM of this version may offload a chunk of several blocks although a window
+    has left some of them: vLLM then copies the other blocks only, and the chunk contains what the
+    host memory held before. One block is offloaded whole or not at all.
+    """
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) < WHOLE_CHUNKS
 
 
 def namespace_of(
@@ -175,6 +203,13 @@ def is_unbounded(spec: Any) -> bool:
     `FullAttentionSpec` with the window as a field.
     """
     return any(kind.__name__ == "FullAttentionSpec" for kind in type(spec).__mro__)
+
+
+def has_window(spec: Any) -> bool:
+    """Returns whether vLLM frees blocks of a KV cache group with this spec that a window, or a
+    chunk of chunked attention, has left.
+    """
+    return not is_unbounded(spec) and window_tokens(spec) > 0
 
 
 def window_chunks(spec: Any, chunk_tokens: int) -> int:
