@@ -73,6 +73,11 @@ class MambaSpec:
 MACHINE = KernelPlatform("0.32.0", "cuda 9.0 None")
 
 
+def processor(options: dict[str, Any] | None) -> Any:
+    """Returns a stand-in for vLLM's `MultiModalConfig`."""
+    return SimpleNamespace(mm_processor_kwargs=options)
+
+
 def offloading(count: int = 1, **changes: Any) -> Any:
     """Returns the part of a vLLM `OffloadingConfig` that our tier uses, with `count` groups."""
     parallel = {"tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
@@ -153,6 +158,7 @@ def test_stored_chunks_keep_their_scope(model: Path) -> None:
         {"specs": [FullAttentionSpec(), FullAttentionSpec()]},
         {"cache_config__cache_dtype": "fp8"},
         {"cache_config__kv_cache_dtype_skip_layers": ["0", "31"]},
+        {"model_config__multimodal_config": processor({"size": {"longest_edge": 1024}})},
         {"cache_config__prefix_caching_hash_algo": "sha256_cbor"},
         {"model_config__quantization": "awq"},
         {"model_config__hf_config": SimpleNamespace(to_dict=lambda: {"model_type": "other"})},
@@ -170,6 +176,15 @@ def test_order_of_skipped_layers_keeps_scope(model: Path) -> None:
     )
     assert none == of(model)
     assert lists[0] == lists[1]
+
+
+def test_processor_options_are_compared_by_value(model: Path) -> None:
+    none, one, two, other = (
+        of(model, model_config__multimodal_config=processor(options))
+        for options in (None, {"a": 1, "b": [2]}, {"b": (2,), "a": 1}, {"a": 1, "b": [3]})
+    )
+    assert none == of(model)
+    assert one == two != other
 
 
 def test_other_weights_make_other_scopes(model: Path) -> None:

@@ -27,9 +27,13 @@ def model_identity(
         **drafts.options(vllm_config),
         **options,
     }
-    # Only if set, so that scopes of engines without this option stay the same.
+    # Only if set, so that scopes of engines without these options stay the same.
     if skipped := getattr(cache, "kv_cache_dtype_skip_layers", None):
         all_options["cache_dtype_skip_layers"] = ",".join(sorted(skipped))
+    # vLLM's block hashes cover an image and the settings of its request, not those of the engine.
+    multimodal = getattr(model, "multimodal_config", None)
+    if processor := getattr(multimodal, "mm_processor_kwargs", None):
+        all_options["mm_processor_kwargs"] = canonical_config(processor)
     if identity.depends_on_maximum_length(canonical_config(config)):
         all_options["max_model_len"] = str(model.max_model_len)
     return ModelIdentity.of(
