@@ -119,7 +119,6 @@ mod tests {
     use super::*;
     use crate::io_engine::IoVec;
     use crate::memory_block::Block;
-    use std::sync::Arc;
 
     #[test]
     fn call_has_operations_in_flight_for_each_of_its_volumes() {
@@ -137,8 +136,8 @@ mod tests {
             volumes: BTreeSet::new(),
         };
         let op = |volume: u8| {
-            // SAFETY: `queue` waits for all operations before `block` is dropped.
             let iovec = vec![IoVec::new(to.as_ptr().cast_mut(), to.len())];
+            // SAFETY: `queue` waits for all operations before `block` is dropped.
             let op = unsafe { Op::new(0, Arc::clone(&file), true, 0, iovec) };
             op.on(volume)
         };
