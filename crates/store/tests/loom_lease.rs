@@ -6,6 +6,7 @@
 //! A cell that loom watches stands for the bytes of a run. A read under a lease and a write of
 //! another run in the same place hold no lock, and must never overlap. As in the store, the lease
 //! table, the free space and the choice of victims share one mutex; the index has a separate lock.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex, RwLock};

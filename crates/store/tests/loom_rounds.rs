@@ -6,6 +6,7 @@
 //! Every caller marks its page as written and joins a round. A round makes the pages durable that
 //! are marked when it begins. The marks are relaxed atomics, so the rounds alone order them. A cell
 //! that loom watches stands for the disk, so two concurrent rounds fail the model.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
