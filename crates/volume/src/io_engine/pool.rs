@@ -10,14 +10,14 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Maximum threads for each volume, and maximum operations of one call in flight for each volume of
-/// the call.
+/// Maximum threads for each volume. A call has at most this number of operations in flight, times
+/// the number of volumes that it has used.
 const THREADS_MAX: usize = 16;
 
 /// Threads that run operations, separate for each volume: operations on a stalled volume take no
-/// thread from operations on other volumes. The queues have no limit, but each call has at most
-/// `THREADS_MAX` operations in flight for each volume that it uses. A call returns only after its operations have completed, so
-/// no thread uses the memory of a call that has returned.
+/// thread from operations on other volumes. The queues have no limit, but the operations of a call
+/// have (`THREADS_MAX`). A call returns only after its operations have completed, so no thread uses
+/// the memory of a call that has returned.
 pub(crate) struct Pool(Box<[OnceLock<ThreadPool<OpJob>>]>);
 
 struct OpJob {
