@@ -95,9 +95,9 @@ impl Store {
     /// that the owner cannot read stays. In a chained scope one page per run is reported, because
     /// all pages after it are removed with it.
     ///
-    /// In a process one get of this store reports at a time, and none after its deadline: if a disk
-    /// hangs, the owner's reads hang too, and would hold the threads of all gets. The next reader of
-    /// a page that was not reported reports it.
+    /// In a process one get of this store reports at a time, and none after its deadline: if a
+    /// disk hangs, the owner's reads hang too, and would hold the threads of all gets. The next
+    /// reader of a page that was not reported reports it.
     fn report(
         &self,
         scope: ScopeRef,
