@@ -58,7 +58,7 @@ def test_status_panels_show_current_values_only() -> None:
     panels = json.loads((PACKAGING / "grafana/ritornello.json").read_text())["panels"]
     stats = [panel for panel in panels if panel["type"] == "stat"]
     assert len(stats) >= 4
-    # A range query would show the last value of a store that is no longer scraped.
+    # After the last scrape of a store, a panel with a range query keeps showing its last value.
     for panel in stats:
         for target in panel["targets"]:
             assert (target.get("instant"), target.get("range")) == (True, False), panel["title"]

@@ -97,8 +97,8 @@ impl StoreAccess {
     /// # Errors
     /// Errors of [`observe`], or of [`ritornello_store::Store::stats`] for a store that this
     /// process has open; `Retry` if this process could not open the store, and no process owns it
-    /// or its state cannot be observed; `Retry` if no process owns the store, and its files tell
-    /// that no process can open it.
+    /// or its state cannot be observed; `Retry` if no process owns the store, and its files
+    /// show that an opening would fail.
     pub(crate) fn observe(&self) -> Result<Observed> {
         let observed = self.ask(|source| match source {
             Source::Open(node) => {

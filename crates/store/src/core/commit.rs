@@ -70,8 +70,8 @@ impl StoreCore {
             if inserted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry) {
                 let mut synced = true;
                 if self.has_many_unsynced_records() {
-                    // The reservation is no longer open, so an explanation during the wait finds
-                    // the pages of this run and of later runs only as pending pages.
+                    // The open reservations no longer list the pages of this run and of later runs:
+                    // explanations during the wait find them here.
                     let end = runs.last().map_or(0, |last| last.at + last.pages);
                     let waiting = &hashes[run.at as usize..end as usize];
                     let pending = state.reservations.add_pending(scope.slot, waiting);

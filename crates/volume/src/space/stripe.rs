@@ -67,8 +67,8 @@ impl Space {
     }
 
     /// Allocates `units` on the first volume of the allocation order that has a hole of this
-    /// length; if the page is on [`STRIPES_MAX`] volumes, `used`, these come first. If a volume
-    /// that has no such hole and can grow comes first in this order, returns that volume as `Err`.
+    /// length. Once the page has pieces on [`STRIPES_MAX`] volumes (`used`), these volumes precede
+    /// the others. If a volume without such a hole can grow and comes first, returns it as `Err`.
     fn place_stripe(&mut self, units: u64, used: &BTreeSet<u8>) -> Result<Option<Extent>, usize> {
         let mut order = self.order();
         if used.len() >= STRIPES_MAX {

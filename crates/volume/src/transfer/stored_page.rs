@@ -1,11 +1,11 @@
-//! Verifies and copies single pages as they are stored, window by window: a page of 512 MiB takes
-//! the memory of one window.
+//! Verifies single pages as they are stored, window by window: a page of 512 MiB takes the memory of
+//! one window. Copies of long pages use the same windows and checks.
 
 use super::check::{SliceSums, has_valid_length, total};
 use super::verify_run::StalledVolume;
 use super::{Control, MissReason, PageOutcome};
 use crate::segments::Segments;
-use ritornello_format::{Place, RunHeader, Slice, UNIT, units_of};
+use ritornello_format::{Place, Result, RunHeader, Slice, UNIT, units_of};
 
 /// Maximum bytes of a page that are read at a time.
 pub(super) const WINDOW: u64 = 4 << 20;
@@ -57,12 +57,7 @@ impl Segments {
     ///
     /// # Errors
     /// As [`Segments::verify_run`].
-    pub fn verify_page(
-        &self,
-        place: &Place,
-        page: u32,
-        control: &Control,
-    ) -> ritornello_format::Result<PageOutcome> {
+    pub fn verify_page(&self, place: &Place, page: u32, control: &Control) -> Result<PageOutcome> {
         let (header, count) = self.header_and_pages(place)?;
         if page as usize >= count {
             return Ok(PageOutcome::Missed(MissReason::Header));
