@@ -58,11 +58,12 @@ test-rust-long test-remote: export TEST_SILENCE := 1800
 # `test-all` runs all suites, or its shard of them; `test` runs CORE_SUITES, `test-vllm` and
 # `test-loom`. Suites of the core run one at a time, because some of them keep two processors busy at
 # times. Most tests of the core only wait, so the other suites, which mostly keep one processor busy,
-# run beside the suites of the core: two at a time, long suites first.
+# run beside the suites of the core: two at a time, long suites first. Both sequences of suites take
+# about the same time.
 CORE_SUITES := test-rust test-python test-lsm
-LONG_CORE_SUITES := test-fuzz test-rust-long test-python-long lint-dependencies
+LONG_CORE_SUITES := test-python-long
 OTHER_SUITES := test-vllm-connector test-sglang-long test-vllm-tier test-shared test-lmcache test-loom test-serve-demo \
-	test-device test-remote test-service test-sglang test-mooncake
+	test-device test-remote test-rust-long test-fuzz test-service test-sglang test-mooncake lint-dependencies
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
