@@ -6,13 +6,14 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ritornello.connector.identity import canonical_config, model_name
 from ritornello.connector.weight_fingerprint import fingerprint
+from ritornello.vllm import whole_prompts
 from ritornello.vllm.cache_groups import ALL, ObjectId, object_ids, trailing
 from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank, group_layouts
 from ritornello.vllm.identity import Identity, identity_of
@@ -365,6 +366,20 @@ def test_plain_engine_is_served(model: Path) -> None:
             "prefix caching is off",
         ),
         ({}, [], "keeps no KV"),
+        ({}, [attention(), attention(non_causal=True)], "not causal"),
+        (
+            {},
+            [attention(kv_cache_specs={"l.0": attention(), "l.1": attention(non_causal=True)})],
+            "not causal",
+        ),
+        (
+            {
+                "model_config__runner_type": "pooling",
+                "model_config__is_prefix_caching_supported": False,
+            },
+            [attention()],
+            "every token of a prompt",
+        ),
     ],
 )
 def test_unsupported_engines_are_refused(
@@ -376,6 +391,26 @@ def test_unsupported_engines_are_refused(
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     assert why in unsupported_reason(engine(model, **change), groups(*specs))
+
+
+def test_pooling_that_continues_prefixes_is_served(model: Path) -> None:
+    pooling = engine(
+        model, model_config__runner_type="pooling", model_config__is_prefix_caching_supported=True
+    )
+    assert unsupported_reason(pooling, groups(attention())) == ""
+
+
+@pytest.mark.parametrize("limits_hits", [False, True])
+def test_routed_experts_are_served_only_where_vllm_limits_hits(
+    model: Path, monkeypatch: pytest.MonkeyPatch, limits_hits: bool
+) -> None:
+    module: Any = ModuleType(whole_prompts.ROUTED_EXPERTS)
+    methods = {"cap_external_hit": None} if limits_hits else {}
+    module.AuxOutputSchedulerConnector = type("AuxOutputSchedulerConnector", (), methods)
+    monkeypatch.setattr(whole_prompts, "import_module", {module.__name__: module}.__getitem__)
+    returning = engine(model, aux_output_config=SimpleNamespace(enabled=True))
+    reason = unsupported_reason(returning, groups(attention()))
+    assert reason == "" if limits_hits else "--enable-return-routed-experts" in reason
 
 
 @pytest.mark.parametrize("kind", ["prefill", "decode"])

@@ -78,6 +78,30 @@ def processor(options: dict[str, Any] | None) -> Any:
     return SimpleNamespace(mm_processor_kwargs=options)
 
 
+def pruning(rate: float | None, method: str = "evs") -> Any:
+    """Returns a stand-in for vLLM's `MultiModalConfig`."""
+    return SimpleNamespace(video_pruning_rate=rate, video_pruning_method=method)
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """Stand-in for vLLM's class, whose text lacks the activation."""
+
+    weight: str
+    activation: str | None = None
+
+    def __str__(self) -> str:
+        return self.weight
+
+
+@dataclass(frozen=True)
+class QuantizationConfigArgs:
+    """Stand-in for vLLM's class."""
+
+    linear: QuantSpec | None = None
+    ignore: tuple[str, ...] = ()
+
+
 def offloading(count: int = 1, **changes: Any) -> Any:
     """Returns the part of a vLLM `OffloadingConfig` that our tier uses, with `count` groups."""
     parallel = {"tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
@@ -159,6 +183,8 @@ def test_stored_chunks_keep_their_scope(model: Path) -> None:
         {"cache_config__cache_dtype": "fp8"},
         {"cache_config__kv_cache_dtype_skip_layers": ["0", "31"]},
         {"model_config__multimodal_config": processor({"size": {"longest_edge": 1024}})},
+        {"model_config__multimodal_config": pruning(0.5)},
+        {"model_config__quantization_config": {"linear": "mxfp4"}},
         {"cache_config__prefix_caching_hash_algo": "sha256_cbor"},
         {"model_config__quantization": "awq"},
         {"model_config__hf_config": SimpleNamespace(to_dict=lambda: {"model_type": "other"})},
@@ -185,6 +211,30 @@ def test_processor_options_are_compared_by_value(model: Path) -> None:
     )
     assert none == of(model)
     assert one == two != other
+
+
+def test_scope_covers_rate_and_method_of_video_pruning(model: Path) -> None:
+    none, *others = (
+        of(model, model_config__multimodal_config=config)
+        for config in (pruning(None), pruning(0.5), pruning(0.75), pruning(0.5, "vidcom2"))
+    )
+    assert none == of(model)
+    assert len({one.scope(one.groups[0]).id for one in others}) == 3
+
+
+def test_scope_covers_every_field_of_quantization(model: Path) -> None:
+    none, *others = (
+        of(model, model_config__quantization_config=config)
+        for config in (
+            None,
+            QuantizationConfigArgs(QuantSpec("fp8")),
+            QuantizationConfigArgs(QuantSpec("mxfp4")),
+            QuantizationConfigArgs(QuantSpec("fp8", "fp8")),
+            QuantizationConfigArgs(QuantSpec("fp8"), ("lm_head",)),
+        )
+    )
+    assert none == of(model)
+    assert len({one.scope(one.groups[0]).id for one in others}) == 4
 
 
 def test_other_weights_make_other_scopes(model: Path) -> None:

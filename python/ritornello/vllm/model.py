@@ -1,7 +1,8 @@
 """The model that vLLM runs, as the connector and the tier identify it."""
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 from ritornello.connector import identity, weight_fingerprint
 from ritornello.connector.identity import ModelIdentity, canonical_config, dtype_name
@@ -30,10 +31,15 @@ def model_identity(
     # Only if set, so that scopes of engines without these options stay the same.
     if skipped := getattr(cache, "kv_cache_dtype_skip_layers", None):
         all_options["cache_dtype_skip_layers"] = ",".join(sorted(skipped))
+    if quantized := getattr(model, "quantization_config", None):
+        all_options["quantization_config"] = canonical_config(_fields(quantized))
     # vLLM's block hashes cover an image and the settings of its request, not those of the engine.
     multimodal = getattr(model, "multimodal_config", None)
     if processor := getattr(multimodal, "mm_processor_kwargs", None):
         all_options["mm_processor_kwargs"] = canonical_config(processor)
+    if rate := getattr(multimodal, "video_pruning_rate", None):
+        method = getattr(multimodal, "video_pruning_method", "")
+        all_options["video_pruning"] = f"{method}/{rate}"
     if identity.depends_on_maximum_length(canonical_config(config)):
         all_options["max_model_len"] = str(model.max_model_len)
     return ModelIdentity.of(
@@ -43,6 +49,13 @@ def model_identity(
         kv_scale=identity.kv_scale_of(str(cache.cache_dtype), dtypes),
         hash_algorithm=str(cache.prefix_caching_hash_algo),
     )
+
+
+def _fields(config: Any) -> Mapping[str, Any]:
+    """Returns the fields of a configuration, which is a dictionary or vLLM's dataclass."""
+    if is_dataclass(config) and not isinstance(config, type):
+        return asdict(config)
+    return dict(config)
 
 
 def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:

@@ -25,7 +25,7 @@ from ritornello.connector.interface import (
     constructor_difference,
     override_difference,
 )
-from ritornello.vllm import composition
+from ritornello.vllm import composition, whole_prompts
 from ritornello.vllm.engine_config import EngineConfig
 from ritornello.vllm.host_layout import stages_refusal
 from ritornello.vllm.interface import INTERFACE, PARAMETERS
@@ -72,7 +72,9 @@ class OffloadingPath(OffloadingConnector):
         engine: "VllmConfig | None",
     ) -> None:
         settings = OffloadingSettings.parse(_extra(vllm_config))
-        reason = composition.unsafe_to_offload_reason(engine)
+        reason = composition.unsafe_to_offload_reason(engine) or whole_prompts.refusal(
+            vllm_config, kv_cache_config
+        )
         self._serves = not reason
         is_scheduler = role is KVConnectorRole.SCHEDULER
         self._guard: WeightGuard | None = None
@@ -95,12 +97,11 @@ class OffloadingPath(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Returns no tokens in an engine that is not served
-        (`composition.unsafe_to_offload_reason`). After a change of the weights the host memory may
-        hold chunks of earlier weights: returns no tokens until a reset that includes the connector.
-        vLLM plans the copy to the GPU right after this call, and the copy completes even if the
-        weights change before its end. Its request continues with KV of the earlier weights, as a
-        running request does.
+        """Returns no tokens in an engine that is not served (`unsafe_to_offload_reason`,
+        `whole_prompts`). After a change of the weights the host memory may hold chunks of earlier
+        weights: returns no tokens until a reset that includes the connector. vLLM plans the copy to
+        the GPU right after this call, and the copy completes even if the weights change before its
+        end. Its request continues with KV of the earlier weights, as a running request does.
         """
         if not self._serves:
             return 0, False

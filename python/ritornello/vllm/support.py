@@ -6,7 +6,7 @@ and one log line names the reason.
 from typing import TYPE_CHECKING
 
 from ritornello.connector.identity import EPOCH_WARNING
-from ritornello.vllm import drafts
+from ritornello.vllm import drafts, whole_prompts
 from ritornello.vllm.identity import Identity, hash_tokens_of
 from ritornello.vllm.model import ambiguity
 
@@ -44,6 +44,7 @@ def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfi
     """Returns why this engine gets neither hits nor saves; "" if it is served."""
     return (
         ambiguity(vllm_config)
+        or whole_prompts.refusal(vllm_config, kv_cache_config)
         or _stages(vllm_config)
         or _keys(vllm_config, kv_cache_config)
         or _attention(vllm_config, kv_cache_config)

@@ -126,6 +126,7 @@ def config_of(extra: dict[str, Any]) -> Any:
     return SimpleNamespace(
         kv_transfer_config=transfer,
         kv_events_config=None,
+        model_config=SimpleNamespace(),
         parallel_config=SimpleNamespace(data_parallel_size_local=2),
     )
 
@@ -163,7 +164,7 @@ def test_host_memory_beyond_the_machine_fails_in_one_line(
     with pytest.raises(
         ValueError, match=r'4096 MiB for each of 2 engines.*"host 3072MiB"'
     ) as raised:
-        RitornelloConnector(config_of(extra), role, SimpleNamespace())
+        RitornelloConnector(config_of(extra), role, SimpleNamespace(kv_cache_groups=[]))
     assert "\n" not in str(raised.value)
 
 

@@ -26,7 +26,7 @@ from ritornello.connector.interface import (
     override_difference,
 )
 from ritornello.connector.meter import Meter
-from ritornello.vllm import engine_config, kernels
+from ritornello.vllm import engine_config, kernels, whole_prompts
 from ritornello.vllm.engine_config import EngineConfig
 from ritornello.vllm.host_layout import machines_refusal, stages_refusal
 from ritornello.vllm.prefill_times import PrefillTimes
@@ -131,6 +131,7 @@ class RitornelloTier(SecondaryTierManager):
             reason = (
                 reason
                 or machines_refusal(engine.vllm_config.parallel_config)
+                or whole_prompts.refusal(engine.vllm_config, engine.kv_cache_config)
                 or stages_refusal(engine.vllm_config, engine.kv_cache_config)
                 or windows_refusal(
                     offloading_spec.config, engine.kv_cache_config, kernels.version()
