@@ -102,7 +102,7 @@ pub use stats::{
 };
 pub use store::{PutOptions, Store, check_sections};
 pub use stored::{StoredCheckpoint, StoredScope, StoredStats, StoredVolume};
-pub use ticket::{CompletionQueue, Ticket};
+pub use ticket::{Completion, CompletionQueue, Ticket};
 pub use time_limit::time_limit;
 pub use transfer_counts::{CACHE_COUNTS, CacheCounters, CacheCounts, TransferTotals};
 pub use transfer_stats::{StoreStats, TransferStats};

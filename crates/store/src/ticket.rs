@@ -15,12 +15,19 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub struct Ticket {
     shared: Arc<TicketState>,
+    event: Arc<OwnedFd>,
+}
+
+/// The end of a submitted put or get, for background work that follows it. Unlike a [`Ticket`] it
+/// holds no file descriptor, so any number of completions may wait in queues.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    shared: Arc<TicketState>,
 }
 
 #[derive(Debug)]
 struct TicketState {
     outcome: ForkSafeLock<Option<Arc<Outcome>>>,
-    event: OwnedFd,
     cancelled: Arc<AtomicBool>,
     listener: Mutex<Option<(Arc<CompletionQueue>, u64)>>,
     sections: Option<Arc<Sections>>,
@@ -75,12 +82,42 @@ fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
+impl TicketState {
+    fn wait(&self, timeout: Option<Duration>) -> Option<Arc<Outcome>> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let finished = &self.outcome;
+        let mut outcome = finished.lock();
+        while outcome.is_none() {
+            outcome = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
+                None => finished.wait(outcome),
+                Some(Duration::ZERO) => break,
+                Some(left) => finished.wait_for(outcome, left),
+            };
+        }
+        outcome.clone()
+    }
+}
+
+impl Completion {
+    /// The outcome, once the put or get is done.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Arc<Outcome>> {
+        self.shared.outcome.lock().clone()
+    }
+
+    /// Waits for the outcome, like [`Ticket::wait`].
+    #[must_use]
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<Arc<Outcome>> {
+        self.shared.wait(timeout)
+    }
+}
+
 impl Ticket {
     pub(crate) fn new(sections: Option<Arc<Sections>>) -> Result<Self> {
         Ok(Self {
+            event: Arc::new(event()?),
             shared: Arc::new(TicketState {
                 outcome: ForkSafeLock::new(None),
-                event: event()?,
                 cancelled: Arc::default(),
                 listener: Mutex::default(),
                 sections,
@@ -91,7 +128,13 @@ impl Ticket {
     /// An eventfd, readable once the ticket is done.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.shared.event.as_fd()
+        self.event.as_fd()
+    }
+
+    /// The end of this put or get, without the eventfd.
+    #[must_use]
+    pub fn completion(&self) -> Completion {
+        Completion { shared: Arc::clone(&self.shared) }
     }
 
     /// Whether the ticket is done.
@@ -121,17 +164,7 @@ impl Ticket {
     /// `None` on timeout.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> Option<Arc<Outcome>> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let finished = &self.shared.outcome;
-        let mut outcome = finished.lock();
-        while outcome.is_none() {
-            outcome = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
-                None => finished.wait(outcome),
-                Some(Duration::ZERO) => break,
-                Some(left) => finished.wait_for(outcome, left),
-            };
-        }
-        outcome.clone()
+        self.shared.wait(timeout)
     }
 
     /// Waits until section `number` and all earlier sections of all pages have arrived, or the
@@ -154,7 +187,7 @@ impl Ticket {
         if let Some(sections) = &self.shared.sections {
             sections.end();
         }
-        signal(&self.shared.event);
+        signal(&self.event);
         // Read the listener after the outcome is set, so that `notify` serves a queue that is
         // registered concurrently.
         if let Some((queue, name)) = self.shared.listener.lock().take() {

@@ -70,6 +70,30 @@ fn writes_beyond_queue_are_dropped_and_counted() {
 }
 
 #[test]
+fn waiting_writes_keep_no_file_open() {
+    let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(FaultyRemote::default()));
+    let cache = over(&[&host(&dir, 128), "memory:"], &Settings::default(), &remote);
+    let prompts: Vec<_> = (0..100).map(|number| keys(number, 0, 30)).collect();
+    remote.set_fault(BackendFault::Hangs);
+    for end in 1..=30 {
+        for prompt in &prompts {
+            assert_eq!(put(&cache, &prompt[..end], end - 1), 1);
+        }
+    }
+    let stats = tier(&cache, "remote");
+    assert_eq!((stats.queued_bytes, stats.dropped_pages), (3_000 * PAGE as u64, 0), "{stats:?}");
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let target =
+        |file: std::io::Result<std::fs::DirEntry>| std::fs::read_link(file.ok()?.path()).ok();
+    let events = files.filter_map(target).filter(|file| file.ends_with("anon_inode:[eventfd]"));
+    // Other tests of this process have a few tickets.
+    assert!(events.count() < 200);
+    remote.set_fault(BackendFault::None);
+    cache.flush().unwrap();
+    assert_eq!(tier(&cache, "remote").lost_pages, 0);
+}
+
+#[test]
 fn writes_too_slow_for_their_deadline_are_dropped_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     // At this rate the first 8 MiB of the write exceed the deadline, which ends the write job.

@@ -61,8 +61,8 @@ impl LowerTiers {
             // Remove the tier's entries from the page table, so that the pages are written again.
             writer.forget(pages, range.clone());
             if writer.policy == WritePolicy::WriteThrough {
-                let put =
-                    PendingPut { ticket: Some(ticket.clone()), spilled: Some(Arc::clone(spilled)) };
+                let completion = Some(ticket.completion());
+                let put = PendingPut { completion, spilled: Some(Arc::clone(spilled)) };
                 writer.write(pages, range.clone(), put);
             }
         }
@@ -91,7 +91,7 @@ impl LowerTiers {
         {
             let range = first..pages.len();
             writer.forget(pages, range.clone());
-            let put = PendingPut { ticket: None, spilled: Some(Arc::clone(spilled)) };
+            let put = PendingPut { completion: None, spilled: Some(Arc::clone(spilled)) };
             writer.write(pages, range, put);
         }
     }

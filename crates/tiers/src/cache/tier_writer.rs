@@ -185,8 +185,8 @@ impl TierWriter {
         let bytes = job.pages.bytes(job.range.len());
         let timeout = self.tiers.first().store().time_limit(bytes, PUT_TIMEOUT, true);
         let until = deadline_in(timeout);
-        for ticket in job.puts.iter().filter_map(|put| put.ticket.as_ref()) {
-            let _ = ticket.wait(Some(until.saturating_duration_since(Instant::now())));
+        for put in job.puts.iter().filter_map(|put| put.completion.as_ref()) {
+            let _ = put.wait(Some(until.saturating_duration_since(Instant::now())));
         }
         self.tiers.loads.wait(YIELD_TO_LOADS);
         let (mut at, mut whole) = (job.range.start, true);

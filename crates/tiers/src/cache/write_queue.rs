@@ -1,8 +1,8 @@
 //! The queue of background writes to one tier, and its worker thread.
 //!
 //! A job holds keys, and the bytes of spilled pages only: the worker reads all other pages from
-//! other tiers when it runs the job. The queue is bounded by the bytes to write; pages beyond the
-//! bound are refused, so that no put waits for a slow tier.
+//! other tiers when it runs the job. The queue is bounded by the bytes to write, and by the keys
+//! that its jobs hold; pages beyond a bound are refused, so that no put waits for a slow tier.
 
 use super::pending_put::PendingPut;
 use super::prompt::PromptPages;
@@ -12,6 +12,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+/// Maximum number of keys that the waiting jobs hold, which take about 100 bytes each with their
+/// hashes. A single waiting job may hold more.
+const MAX_KEYS: usize = 1 << 19;
+/// Number of the last waiting jobs that a new job may extend: prompts that grow page by page at the
+/// same time.
+const MERGE_JOBS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct WriteQueue {
@@ -28,6 +35,8 @@ pub(super) struct WriteQueue {
 #[derive(Debug, Default)]
 struct State {
     jobs: VecDeque<WriteJob>,
+    /// Keys that `jobs` hold.
+    keys: usize,
     busy: bool,
     /// The job in progress; cleared by a cancellation.
     running: Option<(PromptPages, Range<usize>)>,
@@ -83,6 +92,7 @@ impl WriteQueue {
         let mut state = self.state.lock();
         state.closing = true;
         let dropped = std::mem::take(&mut state.jobs);
+        state.keys = 0;
         self.bytes.fetch_sub(dropped.iter().map(WriteJob::bytes).sum::<u64>(), Relaxed);
         drop(state);
         self.state.wake_all();
@@ -120,14 +130,25 @@ impl WriteQueue {
         if state.closing || count == 0 {
             return 0;
         }
+        let recent = state.jobs.len().saturating_sub(MERGE_JOBS);
+        let merged = state.jobs.range(recent..).rposition(|last| job.follows(last));
+        let merged = merged.map(|at| recent + at);
+        let freed = merged.map_or(0, |at| state.jobs[at].pages.len());
+        let keys = state.keys - freed + job.pages.len();
+        let others = state.jobs.len() - usize::from(merged.is_some());
+        if keys > MAX_KEYS && others > 0 {
+            return 0;
+        }
+        state.keys = keys;
         job.range.end = job.range.start + count;
         self.bytes.fetch_add(job.pages.bytes(count), Relaxed);
-        match state.jobs.back_mut().filter(|last| job.follows(last)) {
-            // Merge the job into the last queued job, so that a prompt that grows page by page
-            // stays in few jobs.
+        match merged.and_then(|at| state.jobs.get_mut(at)) {
+            // Merge the job into a queued job, so that a prompt that grows page by page stays in
+            // few jobs. Puts that have ended are dropped, so that the job does not collect them.
             Some(last) => {
                 last.range.end = job.range.end;
                 last.pages = job.pages;
+                last.puts.retain(|put| !put.is_settled());
                 last.puts.extend(job.puts);
             }
             None => state.jobs.push_back(job),
@@ -145,6 +166,7 @@ impl WriteQueue {
                 return Next::Closed;
             }
             if let Some(job) = state.jobs.pop_front() {
+                state.keys -= job.pages.len();
                 state.busy = true;
                 state.running = Some((job.pages.clone(), job.range.clone()));
                 return Next::Job(job);
@@ -180,6 +202,7 @@ impl WriteQueue {
         let mut state = self.state.lock();
         let (cancelled, kept): (Vec<WriteJob>, _) =
             state.jobs.drain(..).partition(|job| filter(&job.pages, &job.range));
+        state.keys -= cancelled.iter().map(|job| job.pages.len()).sum::<usize>();
         state.jobs = kept.into();
         self.bytes.fetch_sub(cancelled.iter().map(WriteJob::bytes).sum::<u64>(), Relaxed);
         let stopped = state.running.take_if(|(pages, range)| filter(pages, range)).is_some();
@@ -247,11 +270,47 @@ mod tests {
         let (queue, spilled) = (WriteQueue::new("disk", 100), Arc::<Spilled>::default());
         let scope = Arc::new(Scope::opaque("queue", 10, true));
         let pages = PromptPages::new(scope, vec![[1; 16].into()], None).unwrap();
-        let puts = vec![PendingPut { ticket: None, spilled: Some(Arc::clone(&spilled)) }];
+        let puts = vec![PendingPut { completion: None, spilled: Some(Arc::clone(&spilled)) }];
         assert_eq!(queue.push(WriteJob { pages, range: 0..1, puts, evict_source: false }), 1);
         assert_eq!((Arc::strong_count(&spilled), queue.queued_bytes()), (2, 10));
         queue.close();
         assert_eq!((Arc::strong_count(&spilled), queue.queued_bytes()), (1, 0));
         assert!(!queue.start_worker(|| {}));
+    }
+
+    fn job(number: u8, pages: usize, first: usize) -> WriteJob {
+        let key = |at: usize| [[number; 8], (at as u64).to_le_bytes()].concat().into();
+        let scope = Arc::new(Scope::opaque("queue", 10, true));
+        let pages = PromptPages::new(scope, (0..pages).map(key).collect(), None).unwrap();
+        let range = first..pages.len();
+        WriteJob { pages, range, puts: vec![PendingPut::default()], evict_source: false }
+    }
+
+    #[test]
+    fn prompts_that_grow_in_turns_stay_one_job_each() {
+        let queue = WriteQueue::new("disk", 1 << 20);
+        for end in 1..=200 {
+            for number in 0..8 {
+                assert_eq!(queue.push(job(number, end, end - 1)), 1);
+            }
+        }
+        let state = queue.state.lock();
+        assert_eq!((state.jobs.len(), state.keys), (8, 1_600));
+        assert!(state.jobs.iter().all(|job| job.range == (0..200) && job.puts.len() == 1));
+    }
+
+    #[test]
+    fn keys_of_waiting_jobs_are_bounded() {
+        let queue = WriteQueue::new("disk", 1 << 20);
+        let pages = MAX_KEYS / 4 + 1;
+        for number in 0..5 {
+            assert_eq!(queue.push(job(number, pages, pages - 1)), usize::from(number < 3));
+        }
+        assert_eq!((queue.state.lock().keys, queue.queued_bytes()), (3 * pages, 30));
+        assert!(matches!(queue.next(None), Next::Job(_)));
+        assert_eq!(queue.push(job(3, pages, pages - 1)), 1);
+        assert_eq!(queue.cancel(|_, _| true).0.len(), 3);
+        assert_eq!(queue.state.lock().keys, 0);
+        assert_eq!(queue.push(job(6, MAX_KEYS + 1, MAX_KEYS)), 1);
     }
 }
