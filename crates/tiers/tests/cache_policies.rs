@@ -7,7 +7,7 @@ use common::*;
 use ritornello_node::Options;
 use ritornello_store::PutOptions;
 use ritornello_tiers::Tier;
-use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings};
+use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings, TierSpec};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::time::{Duration, Instant};
@@ -124,24 +124,40 @@ fn write_back_waits_until_host_tier_is_nearly_full() {
 
 #[test]
 fn flush_writes_all_dirty_pages_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let remote_dir = tempfile::tempdir().unwrap();
     let prompts: Vec<_> = (0..8).map(|number| keys(number, 9, 30)).collect();
-    {
-        let cache =
-            open(&[&host(&dir, 64), &format!("{} write=write_back", remote(remote_dir.path()))]);
+    for queued_pages in [10, 1_000] {
+        let dir = tempfile::tempdir().unwrap();
+        let remote_dir = tempfile::tempdir().unwrap();
+        let list = [host(&dir, 64), format!("{} write=write_back", remote(remote_dir.path()))];
+        let settings = Settings { write_queue: queued_pages * PAGE as u64, ..Settings::default() };
+        let list = TierSpec::list(&list).unwrap();
+        let cache = Cache::open(&list, &settings, open_remote).unwrap();
         for prompt in &prompts {
             put(&cache, prompt, 0);
         }
         assert_eq!(tier(&cache, "remote").written_pages, 0);
         cache.flush().unwrap();
+        let stats = tier(&cache, "remote");
+        assert_eq!((stats.dropped_pages, stats.lost_pages), (0, 0), "{queued_pages}");
+        drop(cache);
+        let other = tempfile::tempdir().unwrap();
+        let cache = open(&[&host(&other, 64), &remote(remote_dir.path())]);
+        for prompt in &prompts {
+            assert_eq!(find(&cache, prompt).local, 30, "{queued_pages}");
+            assert!(reads(&cache, prompt, 0));
+        }
     }
-    let other = tempfile::tempdir().unwrap();
-    let cache = open(&[&host(&other, 64), &remote(remote_dir.path())]);
-    for prompt in &prompts {
-        assert_eq!(find(&cache, prompt).local, 30);
-        assert!(reads(&cache, prompt, 0));
-    }
+}
+
+#[test]
+fn flush_drops_dirty_pages_longer_than_the_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    let list = [host(&dir, 64), format!("{} write=write_back", disk(&dir, 64))];
+    let settings = Settings { write_queue: PAGE as u64 - 1, ..Settings::default() };
+    let cache = Cache::open(&TierSpec::list(&list).unwrap(), &settings, open_remote).unwrap();
+    put(&cache, &keys(1, 0, 10), 0);
+    cache.flush().unwrap();
+    assert_eq!((written(&cache), tier(&cache, "disk").dropped_pages), (0, 10));
 }
 
 #[test]

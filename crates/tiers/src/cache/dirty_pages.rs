@@ -17,6 +17,7 @@ pub(super) struct DirtyPages(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     pages: HashMap<PageHash, PageRecord>,
+    dirty_pages: u64,
     dirty_bytes: u64,
 }
 
@@ -63,6 +64,7 @@ impl DirtyPages {
                 && at >= range.start
                 && !std::mem::replace(&mut record.dirty, true)
             {
+                state.dirty_pages += 1;
                 state.dirty_bytes += pages.page_bytes;
             }
         }
@@ -75,6 +77,13 @@ impl DirtyPages {
 
     pub(super) fn dirty_bytes(&self) -> u64 {
         self.0.lock().dirty_bytes
+    }
+
+    /// Returns how many dirty pages of mean length have `bytes`.
+    pub(super) fn pages_in(&self, bytes: u64) -> u64 {
+        let state = self.0.lock();
+        let mean = state.dirty_bytes.checked_div(state.dirty_pages).unwrap_or(0);
+        bytes.checked_div(mean).unwrap_or(0)
     }
 
     /// Returns up to `max_pages` dirty pages, in any order.
@@ -134,6 +143,7 @@ impl State {
         if let Some(record) = self.pages.get_mut(page)
             && std::mem::take(&mut record.dirty)
         {
+            self.dirty_pages -= 1;
             self.dirty_bytes -= record.page_bytes;
         }
         let mut next = Some(*page);
@@ -198,7 +208,7 @@ mod tests {
             }
             let state = dirty.0.lock();
             let dirty = state.pages.values().filter(|record| record.dirty).count();
-            assert_eq!(state.dirty_bytes, 10 * dirty as u64);
+            assert_eq!((state.dirty_pages, state.dirty_bytes), (dirty as u64, 10 * dirty as u64));
             let mut children = HashMap::<PageHash, u32>::new();
             for parent in state.pages.values().filter_map(|record| record.parent) {
                 *children.entry(parent).or_default() += 1;

@@ -4,7 +4,7 @@ use super::pending_put::{PendingPut, Spilled};
 use super::prompt::PromptPages;
 use super::tier_policies::WritePolicy;
 use super::tier_set::TierSet;
-use super::tier_writer::TierWriter;
+use super::tier_writer::{BatchEnd, TierWriter};
 use crate::gate::TierSpan;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
@@ -136,7 +136,9 @@ impl LowerTiers {
     /// `Retry` if a tier does not finish its writes by `deadline`.
     pub(super) fn flush(&self, deadline: Instant) -> Result<()> {
         for writer in &self.writers {
-            while writer.write_back_batch(false) && writer.queue.wait_until_empty(deadline) {}
+            while writer.write_back_batch(false) != BatchEnd::AllQueued
+                && writer.queue.wait_until_empty(deadline)
+            {}
             if !writer.queue.wait_until_empty(deadline) {
                 return Err(Error::retry("queued writes are not finished in time: flush again"));
             }

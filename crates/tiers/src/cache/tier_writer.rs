@@ -58,6 +58,17 @@ struct FinishedPart {
     whole: bool,
 }
 
+/// The result of a write-back batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BatchEnd {
+    /// No dirty pages remain.
+    AllQueued,
+    /// Dirty pages remain.
+    DirtyRemain,
+    /// Dirty pages remain, because the queue had no room for pages of the batch.
+    QueueFull,
+}
+
 impl TierWriter {
     pub(super) fn new(
         tiers: &Arc<TierSet>,
@@ -91,10 +102,20 @@ impl TierWriter {
         put: PendingPut,
     ) {
         let (pages, puts) = (pages.clone(), vec![put]);
-        self.enqueue(&WriteJob { pages, range, puts, evict_source: false });
+        let refused = self.enqueue(&WriteJob { pages, range, puts, evict_source: false });
+        self.count_dropped(&refused);
     }
 
-    fn enqueue(self: &Arc<Self>, job: &WriteJob) {
+    fn count_dropped(&self, refused: &[Range<usize>]) {
+        self.tiers
+            .counts(self.to)
+            .dropped
+            .add(refused.iter().map(|pages| pages.len() as u64).sum());
+    }
+
+    /// Queues writes of the pages of a job that are not on this tier or queued. Returns the pages
+    /// that the queue refused.
+    fn enqueue(self: &Arc<Self>, job: &WriteJob) -> Vec<Range<usize>> {
         let (table, pages) = (&self.tiers.table, &job.pages);
         // The page table's claims identify a page by its hash and need chained keys: otherwise an
         // equal last page does not prove that the pages before it are equal.
@@ -103,13 +124,17 @@ impl TierWriter {
         } else {
             vec![job.range.clone()]
         };
+        let mut refused = Vec::new();
         for range in claimed {
             let job = WriteJob { range: range.clone(), ..job.clone() };
             let fitting = if self.start_worker() { self.queue.push(job) } else { 0 };
-            let taken = range.start + fitting;
-            self.tiers.counts(self.to).dropped.add((range.end - taken) as u64);
-            table.abandon(self.to, &pages.hashes, taken..range.end);
+            let rest = range.start + fitting..range.end;
+            if !rest.is_empty() {
+                table.abandon(self.to, &pages.hashes, rest.clone());
+                refused.push(rest);
+            }
         }
+        refused
     }
 
     /// Records pages that arrived on the tier above as dirty, if this tier has the policy
@@ -131,14 +156,24 @@ impl TierWriter {
 
     /// Queues writes of one batch of dirty pages. With `evict_source` the pages are evicted from
     /// the tier above after they were written, unless they were used again or pages after them are
-    /// dirty. Returns whether dirty pages remain.
-    pub(super) fn write_back_batch(self: &Arc<Self>, evict_source: bool) -> bool {
-        let Some(write_back) = &self.write_back else { return false };
-        for (pages, range) in write_back.take_batch() {
+    /// dirty. Pages that the queue has no room for now stay dirty.
+    pub(super) fn write_back_batch(self: &Arc<Self>, evict_source: bool) -> BatchEnd {
+        let Some(write_back) = &self.write_back else { return BatchEnd::AllQueued };
+        let mut end = BatchEnd::DirtyRemain;
+        for (pages, range) in write_back.take_batch(self.queue.room()) {
             self.forget(&pages, range.clone());
-            self.enqueue(&WriteJob { pages, range, puts: Vec::new(), evict_source });
+            let job = WriteJob { pages, range, puts: Vec::new(), evict_source };
+            let refused = self.enqueue(&job);
+            if !self.queue.can_ever_take(job.pages.page_bytes) {
+                self.count_dropped(&refused);
+                continue;
+            }
+            for range in refused {
+                write_back.add(&job.pages, range);
+                end = BatchEnd::QueueFull;
+            }
         }
-        write_back.dirty_bytes() > 0
+        if write_back.dirty_bytes() > 0 { end } else { BatchEnd::AllQueued }
     }
 
     /// Removes queued jobs that match `filter`. If the current job matches and is a promotion, it
@@ -175,9 +210,10 @@ impl TierWriter {
     fn write_back_if_full(self: &Arc<Self>) {
         let Some(write_back) = &self.write_back else { return };
         let Some(max) = write_back.max_dirty_bytes() else { return };
-        while write_back.dirty_bytes() > max && self.queue.has_room() && self.write_back_batch(true)
-        {
-        }
+        while write_back.dirty_bytes() > max
+            && self.queue.has_room()
+            && self.write_back_batch(true) == BatchEnd::DirtyRemain
+        {}
     }
 
     /// Runs a job. Returns whether all pages of the job are now on the tier.

@@ -64,18 +64,20 @@ impl WriteBack {
         (used >= all / 4 * FULL_QUARTERS).then_some(all / 4 * DIRTY_QUARTERS)
     }
 
-    /// Takes one batch of dirty pages, as ranges of prompts to write. Marks the pages as clean.
-    pub(super) fn take_batch(&self) -> Vec<(PromptPages, Range<usize>)> {
+    /// Takes one batch of dirty pages, as ranges of prompts to write: about `room` bytes, and
+    /// at least one page. Marks the pages as clean; the caller [adds](Self::add) refused pages
+    /// again.
+    pub(super) fn take_batch(&self, room: u64) -> Vec<(PromptPages, Range<usize>)> {
         let Some(above) = self.above() else { return Vec::new() };
-        let victims = self.tiers.table.evict(above.kind, BATCH_PAGES);
+        let max_pages = self.dirty.pages_in(room).clamp(1, BATCH_PAGES as u64) as usize;
+        let victims = self.tiers.table.evict(above.kind, max_pages);
         let mut batch: Vec<_> = victims
             .iter()
             .filter_map(|victim| self.dirty.take_prompt(&victim.pages, false))
             .collect();
         // Dirty pages that are no longer in the page table are written once the table chooses no
         // pages to evict.
-        let forgotten =
-            if victims.is_empty() { self.dirty.sample(BATCH_PAGES) } else { Vec::new() };
+        let forgotten = if victims.is_empty() { self.dirty.sample(max_pages) } else { Vec::new() };
         for page in forgotten {
             match self.dirty.take_prompt(&[page], true) {
                 Some(prompt) => batch.push(prompt),

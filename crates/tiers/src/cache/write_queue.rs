@@ -81,6 +81,17 @@ impl WriteQueue {
         &self.bytes
     }
 
+    /// Bytes that the queue still takes.
+    pub(super) fn room(&self) -> u64 {
+        self.max_bytes.saturating_sub(self.queued_bytes())
+    }
+
+    /// Whether the queue takes a page of `page_bytes` while no other job waits.
+    pub(super) fn can_ever_take(&self, page_bytes: u64) -> bool {
+        let state = self.state.lock();
+        state.started && !state.closing && page_bytes <= self.max_bytes
+    }
+
     /// Whether less than half of the queue's bytes are in use.
     pub(super) fn has_room(&self) -> bool {
         self.queued_bytes() < self.max_bytes / 2
@@ -124,8 +135,7 @@ impl WriteQueue {
     /// Returns the number of queued pages; zero after the queue was closed.
     pub(super) fn push(&self, mut job: WriteJob) -> usize {
         let mut state = self.state.lock();
-        let room =
-            (self.max_bytes.saturating_sub(self.queued_bytes()) / job.pages.page_bytes) as usize;
+        let room = (self.room() / job.pages.page_bytes) as usize;
         let count = job.range.len().min(room);
         if state.closing || count == 0 {
             return 0;
