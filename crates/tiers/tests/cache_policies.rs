@@ -8,8 +8,9 @@ use ritornello_node::Options;
 use ritornello_store::PutOptions;
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings, TierSpec};
-use ritornello_volume::page_memory::BorrowedPages;
+use ritornello_volume::page_memory::{BorrowedPages, OwnedPagesMut};
 use ritornello_volume::transfer::Control;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -274,6 +275,25 @@ fn reads_from_rate_limited_tier_are_slowed() {
     let begun = Instant::now();
     assert!(reads(&cache, &prompt, 0));
     assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn puts_of_stored_pages_take_no_time_of_the_tier() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&[&format!("{} rate=2MB", disk(&dir, 128))]);
+    // At this rate the first put takes a second.
+    let prompt = keys(1, 0, 100);
+    let begun = Instant::now();
+    assert_eq!(put(&cache, &prompt, 0), 100);
+    std::thread::sleep(Duration::from_secs(1).saturating_sub(begun.elapsed()));
+    for _ in 0..30 {
+        assert_eq!(put(&cache, &prompt, 0), 100);
+    }
+    let deadline = Some(Instant::now() + Duration::from_secs(10));
+    let target = Arc::new(OwnedPagesMut::new(vec![vec![0; PAGE]; 5]));
+    let control = Control { deadline, ..Control::default() };
+    let ticket = cache.submit_get(scope(), boxed(&prompt[..5]), None, target, control).unwrap();
+    assert_eq!(ticket.wait(None).unwrap().pages, 5);
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //! of a tier with a rate limit waits for the time that earlier transfers and the read itself take
 //! at that rate. Under a rate limit, a background copy between tiers reserves at most 20 ms of the
 //! tier's time at once; a put, a fetch from the remote, and the storing of fetched pages reserve
-//! all the time that they take. Background work drops pages that it cannot write within the limits
+//! all the time that they take. A put that wrote fewer bytes gives the rest back at its end. Background work drops pages that it cannot write within the limits
 //! of its queue and its deadlines, and counts them as `dropped_pages`. A put's ticket reports pages
 //! as stored only if they are on the first tier, not if they were spilled. Pages that a lower tier
 //! should write, and that were neither found on a tier above nor spilled, count as its

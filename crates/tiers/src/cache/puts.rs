@@ -89,7 +89,7 @@ impl Cache {
             Box::new(move |at, staged| lower.spill(&spilled, &pages, first + at, staged))
         };
         let ticket = submit(first_tier.store(), (scope, requested, options, spill))?;
-        first_tier.rate.reserve(pages.bytes(range.len()));
+        first_tier.rate.reserve_put(pages.bytes(range.len()), ticket.completion());
         self.lower.put(&pages, range, &ticket, &spilled);
         Ok(ticket)
     }

@@ -2,9 +2,12 @@
 //! its bytes take at the limit, after the times that earlier transfers reserved. Reads, fetches and
 //! background copies wait until their reserved time has passed; puts, and the storing of fetched
 //! pages, do not wait. A background copy reserves at most [`BACKGROUND_QUANTUM`] at once, so that a
-//! load waits for a background copy at most this long.
+//! load waits for a background copy at most this long. The submission of a put
+//! reserves the time of all its pages; after the end of the put, the limiter gives back the time of
+//! the bytes that were not written.
 
 use parking_lot::Mutex;
+use ritornello_store::Completion;
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
 use std::thread;
@@ -22,11 +25,21 @@ pub(super) struct RateLimiter {
     bytes_per_second: Option<u64>,
     /// End of the time that transfers have reserved.
     reserved_until: Mutex<Option<Instant>>,
+    /// Puts to settle: at most one per pending ticket, and the puts that ended since the last call.
+    puts: Mutex<Vec<ReservedPut>>,
+}
+
+/// A put with its reserved time.
+#[derive(Debug)]
+struct ReservedPut {
+    bytes: u64,
+    end: Instant,
+    put: Completion,
 }
 
 impl RateLimiter {
     pub(super) fn new(bytes_per_second: Option<u64>) -> Self {
-        Self { bytes_per_second, reserved_until: Mutex::default() }
+        Self { bytes_per_second, ..Self::default() }
     }
 
     pub(super) fn is_capped(&self) -> bool {
@@ -43,12 +56,34 @@ impl RateLimiter {
     /// without a limit, or if the time is too long to be represented.
     pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
         let duration = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second? as f64);
+        self.settle_puts();
         let mut reserved_until = self.reserved_until.lock();
         let now = Instant::now();
         let begin = reserved_until.map_or(now, |until| until.max(now));
         let end = begin.checked_add(duration.ok()?)?;
         *reserved_until = Some(end);
         Some(begin..end)
+    }
+
+    /// [Reserves](Self::reserve) the time that a put of `bytes` takes if it writes all of them.
+    pub(super) fn reserve_put(&self, bytes: u64, put: Completion) {
+        if let Some(reserved) = self.reserve(bytes) {
+            self.puts.lock().push(ReservedPut { bytes, end: reserved.end, put });
+        }
+    }
+
+    /// Gives back the time of the bytes that ended puts did not write, as far as this time has not
+    /// passed: time that passed unused must not let later transfers exceed the limit.
+    fn settle_puts(&self) {
+        let Some(rate) = self.bytes_per_second else { return };
+        let now = Instant::now();
+        self.puts.lock().retain(|ReservedPut { bytes, end, put }| {
+            let Some(outcome) = put.outcome() else { return true };
+            let left = end.saturating_duration_since(now).as_secs_f64() * rate as f64;
+            // Rounded up, so that no part of a byte remains reserved.
+            self.refund(bytes.saturating_sub(outcome.bytes).min(left.ceil() as u64));
+            false
+        });
     }
 
     /// [Reserves](Self::reserve) the time that `bytes` take, and waits until it has passed. Returns
@@ -97,6 +132,7 @@ impl RateLimiter {
 
     /// Bytes that the limit lets through in the reserved time that has not passed.
     pub(super) fn backlog(&self) -> u64 {
+        self.settle_puts();
         let (Some(rate), Some(until)) = (self.bytes_per_second, *self.reserved_until.lock()) else {
             return 0;
         };
