@@ -73,6 +73,7 @@ __all__ = [
     "destroy",
     "end_log",
     "run_cli",
+    "shown_tier",
     "take_log_line",
 ]
 
@@ -838,6 +839,11 @@ class Cache:
 def destroy(path: str | PathLike[str]) -> None:
     """Removes the files of a store from all its directories that are mounted, and no other file;
     then these directories, if they are empty. No process may have the store open.
+    """
+
+def shown_tier(text: str) -> str:
+    """Returns the text of one tier of a list without the user, password and options of an address,
+    which may be secrets.
     """
 
 def run_cli(argv: Sequence[str], python: str) -> int: ...

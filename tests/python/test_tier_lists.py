@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ritornello.connector.engine_tiers import DEVICE_WORDS
+from ritornello.connector.settings import StoreSettings
 from ritornello.lmcache.settings import Settings as LMCacheSettings
 from ritornello.sglang.settings import Settings as SGLangSettings
 from ritornello.vllm.offloading_settings import OffloadingSettings
@@ -80,7 +81,7 @@ def test_host_tier_on_cpus_is_accepted(tiers: list[str]) -> None:
     ("tiers", "advice"),
     [
         ([REMOTE], "needs a disk"),
-        ([DISK, REMOTE, "s3://b?secret=hunter2"], "'s3://b': write only one remote"),
+        ([DISK, REMOTE, "s3://b?secret=hunter2"], "'s3://b?…': write only one remote"),
         ([DISK, "disk /b"], "'disk /b': write only one disk tier"),
         ([REMOTE, DISK], "before a remote"),
         (["disk"], '"disk /nvme/kv 200GiB"'),
@@ -90,3 +91,26 @@ def test_host_tier_on_cpus_is_accepted(tiers: list[str]) -> None:
 )
 def test_unusable_lists_are_refused_with_advice(engine: str, tiers: list[str], advice: str) -> None:
     assert advice in refusal(engine, tiers)
+
+
+WITH_PASSWORD = ["s3://me:hunter2@b", "s3://me:hun?ter2@b", "s3://me:hun/ter2@b", "s3://hunter2@b"]
+
+
+@pytest.mark.parametrize("engine", PARSERS)
+@pytest.mark.parametrize("address", WITH_PASSWORD)
+def test_address_with_a_user_is_refused_without_showing_it(engine: str, address: str) -> None:
+    text = refusal(engine, [DISK, address])
+    assert "no user and no password" in text
+    assert "ter2" not in text
+    assert "ter2" not in refusal(engine, [DISK, REMOTE, address])
+
+
+@pytest.mark.parametrize("address", [*WITH_PASSWORD, "s3://b?secret=hunter2"])
+def test_log_and_metrics_show_no_secret_of_an_address(address: str) -> None:
+    tiers = [DISK, address]
+    shown = [
+        *StoreSettings(tiers=tuple(tiers)).shown_tiers,
+        OffloadingSettings(None, {"tiers": tiers}).places,
+    ]
+    assert shown[0] == DISK
+    assert not [text for text in shown if "ter2" in text or "hun" in text]

@@ -35,6 +35,7 @@ mod store;
 
 use error::OrRaise;
 use pyo3::prelude::*;
+use ritornello_tiers::cache::TierSpec;
 use std::path::PathBuf;
 
 /// The compiled core. Calls release the GIL while they wait or move bytes.
@@ -68,6 +69,8 @@ mod _core {
     #[pymodule_export]
     use super::scope::Scope;
     #[pymodule_export]
+    use super::shown_tier;
+    #[pymodule_export]
     use super::store::Store;
 
     #[pymodule_init]
@@ -84,6 +87,12 @@ mod _core {
 #[pyfunction]
 fn destroy(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     py.detach(|| ritornello_node::destroy(&path)).or_raise(py)
+}
+
+/// Returns the text of one tier of a list, without what may be a secret in an address.
+#[pyfunction]
+fn shown_tier(text: &str) -> String {
+    TierSpec::shown(text)
 }
 
 /// Runs the `ritornello` command: `argv` is its name and arguments, `python` the interpreter for

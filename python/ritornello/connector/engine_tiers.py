@@ -5,6 +5,8 @@ and some engines also host memory: the list must not name memory that the engine
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ritornello._core import shown_tier
+
 # Names of a GPU's memory, which every engine sizes itself.
 DEVICE_WORDS = ("device", "gpu", "cuda", "hbm", "vram")
 DISK = '"disk /nvme/kv 200GiB"'
@@ -44,6 +46,12 @@ class EngineTiers:
                 ours = "" if self.host else 'host memory, as "host 8GiB", '
                 raise self.refusal_of(tier, f"a tier is {ours}a disk, as {DISK}, or a remote")
             else:
+                if names_user(kind):
+                    raise self.refusal_of(
+                        tier,
+                        "an address must have no user and no password: credentials come from the "
+                        "environment, or from a profile",
+                    )
                 if "remote" in above:
                     raise self.refusal_of(tier, "write only one remote")
                 kind = "remote"
@@ -55,10 +63,10 @@ class EngineTiers:
             )
 
     def refusal_of(self, tier: str, instead: str) -> ValueError:
-        """Returns an error that shows `tier`, without the options of an address, and says what to
-        write instead (`instead`).
+        """Returns an error that shows `tier`, without what may be a secret in an address, and says
+        what to write instead (`instead`).
         """
-        return ValueError(f'{self.place}: "tiers": {without_options(tier)!r}: {instead}')
+        return ValueError(f'{self.place}: "tiers": {shown_tier(tier)!r}: {instead}')
 
 
 def directories_of(tier: str) -> tuple[str, ...]:
@@ -69,9 +77,12 @@ def directories_of(tier: str) -> tuple[str, ...]:
     return tuple(word for word in words if "/" in word and "=" not in word.partition("/")[0])
 
 
-def without_options(tier: str) -> str:
-    """Returns `tier` without the options of an address, which may be secrets."""
-    return " ".join(word.partition("?")[0] for word in tier.split())
+def names_user(address: str) -> bool:
+    """Whether `address` has a user or a password. A password may contain `/` and `?`, and the name
+    of a bucket contains no colon.
+    """
+    _, _, rest = address.partition("?")[0].partition("://")
+    return not {"@", ":"}.isdisjoint(rest.partition("/")[0])
 
 
 def never_written(tier: str) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ritornello.connector.engine_tiers import directories_of, without_options
+from ritornello._core import shown_tier
+from ritornello.connector.engine_tiers import directories_of
 
 if TYPE_CHECKING:
     from ritornello._core import Gate
@@ -59,8 +60,8 @@ class StoreSettings:
 
     @property
     def shown_tiers(self) -> tuple[str, ...]:
-        """`tiers` without the options of addresses, which may be secrets."""
-        return tuple(map(without_options, self.tiers))
+        """`tiers` without the users, passwords and options of addresses, which may be secrets."""
+        return tuple(map(shown_tier, self.tiers))
 
     @property
     def has_remote(self) -> bool:

@@ -133,11 +133,16 @@ impl TierSpec {
         Ok(list)
     }
 
-    /// Returns `text`, the text of one tier, without the options of an address.
+    /// Returns `text`, the text of one tier, without the user info and the options of an address.
     #[must_use]
     pub fn shown(text: &str) -> String {
-        let words = text.split_whitespace().map(RemoteAddress::shown);
-        words.collect::<Vec<_>>().join(" ")
+        let is_local = text.split_whitespace().next().is_some_and(|kind| !kind.contains(':'));
+        // The path of a directory may contain `@` and `?`.
+        let shown = |word: &str| match is_local && word.starts_with('/') {
+            true => word.to_owned(),
+            false => RemoteAddress::shown(word),
+        };
+        text.split_whitespace().map(shown).collect::<Vec<_>>().join(" ")
     }
 
     /// The kind of tier at this location.
@@ -263,6 +268,8 @@ mod tests {
         let list = TierSpec::list(&["host 1GiB", "m:C?password=hunter2"]).unwrap();
         assert!(!format!("{list:?}").contains("hunter2"), "{list:?}");
         assert_eq!(TierSpec::shown("m:C?password=hunter2 write=none"), "m:C?… write=none");
+        assert_eq!(TierSpec::shown("disk /a@b/c?d 1GiB"), "disk /a@b/c?d 1GiB");
+        assert_eq!(TierSpec::shown("s3://me:hun /ter2@a"), "s3://… a");
     }
 
     #[test]
