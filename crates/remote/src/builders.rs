@@ -129,10 +129,9 @@ fn s3(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool
     let named = address.take("profile");
     let files = ProfileFiles::new(named.as_deref());
     let profile = files.read()?;
-    let unset = |key| builder.get_config_value(&key).is_none();
     // Credentials in the environment take precedence over the files, but not over a profile that
     // the address names.
-    let from_files = named.is_some() || unset(Key::AccessKeyId) && unset(Key::WebIdentityTokenFile);
+    let from_files = named.is_some() || !names_credentials(&builder);
     let region = address
         .take("region")
         .or_else(|| builder.get_config_value(&Key::Region))
@@ -184,6 +183,20 @@ fn s3(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool
         Ok(Arc::new(builder.build()?) as Store)
     };
     Ok((Box::new(build), readable))
+}
+
+/// Whether the environment, from which `builder` was made, has an access key or names a web identity
+/// or a container's role.
+#[cfg(feature = "s3")]
+fn names_credentials(builder: &object_store::aws::AmazonS3Builder) -> bool {
+    use object_store::aws::AmazonS3ConfigKey as Key;
+
+    let set = |key| builder.get_config_value(&key).is_some();
+    set(Key::AccessKeyId)
+        || set(Key::WebIdentityTokenFile)
+        || set(Key::ContainerCredentialsRelativeUri)
+        // The client uses this address only together with the file.
+        || set(Key::ContainerCredentialsFullUri) && set(Key::ContainerAuthorizationTokenFile)
 }
 
 #[cfg(feature = "gcs")]
@@ -261,5 +274,25 @@ fn flag(address: &mut ParsedAddress, name: &'static str) -> Result<bool> {
         Some(_) => {
             Err(Error::invalid(format!("{name} must be true or false")).with("address", address))
         }
+    }
+}
+
+#[cfg(all(test, feature = "s3"))]
+mod tests {
+    use super::names_credentials;
+    use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
+
+    #[test]
+    fn keys_and_roles_in_the_environment_precede_the_default_profile() {
+        let built = |keys: &[Key]| {
+            let set = |builder: AmazonS3Builder, key: &Key| builder.with_config(*key, "x");
+            names_credentials(&keys.iter().fold(AmazonS3Builder::new(), set))
+        };
+        assert!(!built(&[]));
+        assert!(!built(&[Key::ContainerCredentialsFullUri]));
+        assert!(built(&[Key::AccessKeyId]));
+        assert!(built(&[Key::WebIdentityTokenFile]));
+        assert!(built(&[Key::ContainerCredentialsRelativeUri]));
+        assert!(built(&[Key::ContainerCredentialsFullUri, Key::ContainerAuthorizationTokenFile]));
     }
 }
