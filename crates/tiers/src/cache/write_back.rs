@@ -88,7 +88,8 @@ impl WriteBack {
     }
 
     /// Evicts pages that were written to the lower tier, and their descendants, from the tier
-    /// above. Evicts nothing if the first page was found or put again, because a load of it is
+    /// above, also if another process has leased them: a client does not know the leases of others.
+    /// Evicts nothing if this process found or put the first page again, because a load of it is
     /// likely. Evicts nothing if the first page or a page after it is dirty, because the dirty page
     /// would be evicted too, before it is written.
     pub(super) fn evict_source(&self, pages: &PromptPages, range: Range<usize>) {
