@@ -21,6 +21,13 @@ def test_settings_need_only_a_path_and_ignore_keys_of_sglang() -> None:
     assert Settings.parse(extra).options() == {}
 
 
+@pytest.mark.parametrize("store", [{"path": "/kv"}, {"tiers": ["disk /kv 200GiB"]}])
+def test_file_storage_path_of_sglang_is_ignored(store: dict[str, Any]) -> None:
+    """SGLang adds the path for every storage, if the server has its option."""
+    extra = {**store, "file_storage_path": "/var/sglang"}
+    assert Settings.parse(extra) == Settings.parse(store)
+
+
 def test_path_may_be_a_list() -> None:
     settings = Settings.parse({"path": ["/a/kv", "/b/kv"], "backend_name": "x"})
     assert settings.directories == ("/a/kv", "/b/kv")

@@ -8,8 +8,11 @@ from ritornello.connector.engine_tiers import EngineTiers, never_written
 from ritornello.connector.settings import StoreSettings, checked
 
 FLAG = "--hicache-storage-backend-extra-config"
-# SGLang's own keys in the same JSON object.
-ENGINE = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
+# SGLang's own keys in the same JSON object. SGLang adds `file_storage_path` for every storage if
+# the server has the option --file-storage-path.
+ENGINE = frozenset(
+    {"backend_name", "module_path", "class_name", "interface_v1", "file_storage_path"}
+)
 ENGINE_TIERS = EngineTiers(
     FLAG,
     device="SGLang has this tier itself, sized by --mem-fraction-static",
