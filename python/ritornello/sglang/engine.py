@@ -1,7 +1,7 @@
 """Reads from SGLang's configuration what decides whether pages of this engine may be reused."""
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.version import __version__
 
@@ -24,26 +24,51 @@ logger = logging.getLogger("ritornello.sglang")
 
 # Options of SGLang that affect the computation or the memory layout.
 OPTIONS = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
+# Load formats with which SGLang reads all weights from the files at the model's path. Other formats
+# take weights from elsewhere: another server, another path, a URL, or a copy made by an earlier
+# start.
+FILE_FORMATS = frozenset(
+    {
+        "auto",
+        "bitsandbytes",
+        "fastsafetensors",
+        "gguf",
+        "instanttensor",
+        "layered",
+        "mistral",
+        "npcache",
+        "pt",
+        "safetensors",
+        "sharded_state",
+    }
+)
+
+
+class LoadedFiles(NamedTuple):
+    """What the files that SGLang loaded decide. `weights`: fingerprint of the weights; None if they
+    were not loaded from the files at the model's path. `draft`: the option that identifies the
+    draft model, if there is one. `kv_scales`: digest of the file with scales of KV.
+    """
+
+    weights: bytes | None
+    draft: dict[str, str]
+    kv_scales: str
 
 
 def engine_of(config: "HiCacheStorageConfig") -> Engine:
-    from sglang.srt.runtime_context import get_model, get_server_args, process_model_config
+    from sglang.srt.runtime_context import get_server_args, process_model_config
 
     options: dict[str, str] = {}
     name, fingerprint, heads = str(config.model_name), None, 0
     try:
         args, model = get_server_args(), process_model_config()
         name, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
-        options = _options(args, model)
+        files = loaded_files()
+        options = {**_options(args, model), "kv_scales": files.kv_scales, **files.draft}
         # If the weight version is not the version that SGLang was started with, the weights were
         # updated, and differ from the weights in the files.
-        if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
-            path = str(get_model().model_path)
-            fingerprint = fingerprint_of(path, args.revision, args.download_dir)
-        if args.speculative_draft_model_path:
-            draft = str(args.speculative_draft_model_path)
-            revision = args.speculative_draft_model_revision
-            options |= draft_option(fingerprint_of(draft, revision, None))
+        if _weight_version() == str(args.weight_version):
+            fingerprint = files.weights
     except Exception as error:
         # SGLang publishes no configuration in this process, or publishes it under other names.
         logger.warning(
@@ -60,6 +85,43 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
         pp=(config.pp_rank, config.pp_size),
         cp=(config.attn_cp_rank, config.attn_cp_size),
         replicated=bool(config.is_mla_model),
+    )
+
+
+def loaded_files() -> LoadedFiles:
+    """Reads the files that SGLang was started with."""
+    from sglang.srt.runtime_context import get_model, get_server_args
+
+    args = get_server_args()
+    weights: bytes | None = None
+    draft: dict[str, str] = {}
+    kv_scales = ""
+    if reads_files(args, args.load_format):
+        weights = fingerprint_of(str(get_model().model_path), args.revision, args.download_dir)
+    if args.speculative_draft_model_path:
+        found = None
+        if reads_files(args, args.speculative_draft_load_format or args.load_format):
+            revision = args.speculative_draft_model_revision
+            found = fingerprint_of(str(args.speculative_draft_model_path), revision, None)
+        draft = draft_option(found)
+    try:
+        kv_scales = file_digest(args.quantization_param_path)
+    except OSError as error:
+        logger.warning("ritornello: cannot read the KV scales (%s)", error)
+        weights = None  # the pages get a random epoch
+    return LoadedFiles(weights, draft, kv_scales)
+
+
+def reads_files(args: Any, load_format: object) -> bool:
+    """Returns whether SGLang, started with `args`, reads all weights of a model with this load
+    format from the files at the model's path. With a weight cache it takes them from the memory of
+    another process, which may have loaded other files; ModelOpt may restore them from another path.
+    """
+    name = str(getattr(load_format, "value", load_format)).lower()
+    return (
+        name in FILE_FORMATS
+        and getattr(args, "weight_cache_mode", "off") == "off"
+        and not getattr(args, "modelopt_checkpoint_restore_path", None)
     )
 
 
@@ -101,7 +163,6 @@ def _options(args: "ServerArgs", model: "ModelConfig") -> dict[str, str]:
         **{name: str(getattr(args, name)) for name in OPTIONS},
         "attention_backends": "/".join(map(str, attention_backends())),
         "compute_dtype": dtype_name(model.dtype),
-        "kv_scales": file_digest(args.quantization_param_path),
     }
     if depends_on_maximum_length(str(model.hf_config)):
         options["context_len"] = str(model.context_len)
