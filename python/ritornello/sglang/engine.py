@@ -1,6 +1,7 @@
 """Reads from SGLang's configuration what decides whether pages of this engine may be reused."""
 
 import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.version import __version__
@@ -88,8 +89,12 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
     )
 
 
+@cache
 def loaded_files() -> LoadedFiles:
-    """Reads the files that SGLang was started with."""
+    """Reads the files at the first attach in this process, and returns the same at every later
+    attach: SGLang loaded the files before the first attach and does not load them again without an
+    update of the weights, but their contents may change on the disk.
+    """
     from sglang.srt.runtime_context import get_model, get_server_args
 
     args = get_server_args()

@@ -1,5 +1,6 @@
 """Which weights, as SGLang loads them, may be identified by files on this machine."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from hosts import config
 from sglang.srt import runtime_context
 from sglang.srt.configs.load_config import LoadFormat
 
-from ritornello.sglang.engine import FILE_FORMATS, engine_of
+from ritornello.sglang.engine import FILE_FORMATS, engine_of, loaded_files
 
 WEIGHTS = "model.bin"
 
@@ -42,7 +43,7 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server = Server(tmp_path)
     model = SimpleNamespace(
         hf_config=SimpleNamespace(to_dict=lambda: {"model_type": "tiny"}),
@@ -58,7 +59,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
         "attention_backends": ("a", "b"),
     }.items():
         monkeypatch.setattr(runtime_context, name, lambda value=value: value)
-    return server
+    loaded_files.cache_clear()
+    yield server
+    loaded_files.cache_clear()
 
 
 def model_of() -> Any:
@@ -73,6 +76,7 @@ def draft_of() -> str:
 def test_weights_from_files_are_identified_by_files(server: Server, load_format: object) -> None:
     server.args.load_format = load_format
     first, draft = model_of(), draft_of()
+    loaded_files.cache_clear()  # as in another process
     assert first.weights and not first.epoch
     assert (model_of(), draft_of()) == (first, draft)
 
@@ -93,12 +97,14 @@ def test_weights_from_elsewhere_get_random_epoch(server: Server, option: dict[st
     vars(server.args).update(option)
     draft = draft_of()
     assert model_of().epoch and not model_of().weights
+    loaded_files.cache_clear()
     assert draft_of() != draft
 
 
 def test_draft_from_elsewhere_is_random(server: Server) -> None:
     server.args.speculative_draft_load_format = "remote_instance"
     draft = draft_of()
+    loaded_files.cache_clear()
     assert draft_of() != draft
     assert model_of().weights
 
@@ -106,6 +112,25 @@ def test_draft_from_elsewhere_is_random(server: Server) -> None:
 def test_version_without_weight_cache_is_identified_by_files(server: Server) -> None:
     del server.args.weight_cache_mode
     assert model_of().weights
+
+
+@pytest.mark.parametrize("changed", ["weights", "draft", "scales"])
+def test_files_changed_after_start_keep_identity(server: Server, changed: str) -> None:
+    """SGLang loaded the first contents, and attaches the storage again."""
+    first = engine_of(config({}))
+    getattr(server, changed).write_bytes(b"other")
+    assert engine_of(config({})) == first
+    loaded_files.cache_clear()
+    assert engine_of(config({})) != first
+
+
+def test_updated_weights_get_random_epoch_at_second_attach(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model_of().weights
+    serving = SimpleNamespace(weight_version="2")
+    monkeypatch.setattr(runtime_context, "get_serving", lambda: serving)
+    assert model_of().epoch and not model_of().weights
 
 
 def test_unreadable_scales_get_random_epoch(server: Server) -> None:
