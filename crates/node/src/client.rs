@@ -264,7 +264,12 @@ impl Client {
         loop {
             if self.liveness.is_silent() {
                 drop(pool);
-                self.check_responsive()?;
+                if let Err(error) = self.check_responsive() {
+                    // This call may have consumed the notification about a connection that it does
+                    // not use, so notify the next waiting call.
+                    self.returned.notify_one();
+                    return Err(error);
+                }
                 pool = self.pool.lock();
             }
             // Take the connection that was used last: the CPU caches on the owner's side probably

@@ -86,6 +86,32 @@ fn stopped_owner_delays_one_call_then_calls_miss() {
 }
 
 #[test]
+fn stopped_owner_delays_waiting_calls_no_longer_than_one_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let node = open(&options(dir.path())).unwrap();
+    let timed_probe = || {
+        let started = Instant::now();
+        assert_eq!(probe(node.store(), 1, 4).unwrap(), 0);
+        started.elapsed()
+    };
+    owner.stop();
+    let first = timed_probe();
+    owner.signal(libc::SIGCONT);
+    eventually("the owner answers again", || put(node.store(), 2, 4).unwrap().pages == 4);
+    // A client has 16 connections, so at least 32 of these calls wait for one.
+    owner.stop();
+    let slowest = std::thread::scope(|threads| {
+        let calls: Vec<_> = (0..48).map(|_| threads.spawn(timed_probe)).collect();
+        calls.into_iter().map(|call| call.join().unwrap()).max().unwrap()
+    });
+    assert!(slowest < 3 * first, "{slowest:?}, and {first:?} for one call");
+    owner.signal(libc::SIGCONT);
+    drop(node);
+    owner.finish();
+}
+
+#[test]
 fn puts_through_a_stopped_owner_leak_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
