@@ -61,9 +61,9 @@ impl Client {
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if there is no owner, or it died;
     /// [`OwnerSilent`] if it does not answer; [`StoreReopening`](ritornello_store::StoreReopening)
     /// if it reopens the store; `Invalid` if the owner's process runs as another user; `Retry` if
-    /// the owner has too many clients or another format, or if this process's name cannot be
-    /// locked; `Retry` if the owner has no protocol version in common with this build. For one
-    /// second after such a version mismatch, calls fail without another handshake.
+    /// the owner has too many clients or another format, or if this process can create no socket or
+    /// cannot lock its name; `Retry` if the owner has no protocol version in common with this
+    /// build. For one second after such a version mismatch, calls fail without another handshake.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
         // Read the holder before connecting: if the owner changes afterwards, the first liveness
         // check notices the change.
@@ -94,8 +94,8 @@ impl Client {
     /// `Invalid` for malformed keys, or too many of them, or if the owner's version does not know
     /// the request; the error that the owner returned;
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it does
-    /// not respond; `Retry` if all connections are busy, or the response did not arrive in time;
-    /// `Fatal` for an invalid response.
+    /// not respond; `Retry` if all connections are busy, this process can open no further
+    /// connection, or the response did not arrive in time; `Fatal` for an invalid response.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: &Request<'_>,
@@ -346,6 +346,7 @@ impl OwnerProbe {
     fn run(&self) {
         let answered = loop {
             let dialled = dial(&self.directory, self.owner, Instant::now() + HANDSHAKE_TIMEOUT);
+            let is_connected = dialled.is_ok();
             let greeted = dialled.and_then(|dialled| {
                 handshake(&self.directory, dialled, &self.hello, self.owner, &mut || self.wait())
             });
@@ -354,7 +355,10 @@ impl OwnerProbe {
                 Err(error) if OwnerSilent::caused(&error) && self.wait() => {
                     std::thread::sleep(DIAL_RETRY_PAUSE)
                 }
-                Err(error) => break !OwnerSilent::caused(&error) && !is_owner_lost(&error),
+                // A refusal is an answer; an error of this process's own socket is none.
+                Err(error) => {
+                    break is_connected && !OwnerSilent::caused(&error) && !is_owner_lost(&error);
+                }
                 Ok(_) => break true,
             }
         };

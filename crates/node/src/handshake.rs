@@ -56,7 +56,8 @@ pub(crate) fn greet(
 ///
 /// # Errors
 /// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens; [`OwnerSilent`] if the listen
-/// queue of `owner` stays full; `Invalid` if another user listens.
+/// queue of `owner` stays full; `Retry` if this process can create no socket; `Invalid` if another
+/// user listens.
 pub(crate) fn dial(
     directory: &NodeDirectory,
     owner: LockHolder,

@@ -109,9 +109,17 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
 ///
 /// # Errors
 /// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens, or a socket call fails;
-/// `Invalid` for another user.
+/// `Retry` if this process can create no socket; `Invalid` for another user.
 pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Option<UnixStream>> {
-    let socket = stream_socket().map_err(owner_lost)?;
+    let socket = stream_socket().map_err(|error| match Errno::from_io_error(&error) {
+        // The shortage is this process's, and says nothing about the owner.
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => Error::retry(
+            "this process cannot open a connection to the store's owner: raise its limit of open \
+             files, or close files",
+        )
+        .because(error),
+        _ => owner_lost(error),
+    })?;
     let timeout = timeout.max(Duration::from_millis(1));
     // Connecting blocks while the listen queue is full.
     set_socket_timeout(&socket, Timeout::Send, Some(timeout)).map_err(|e| owner_lost(e.into()))?;

@@ -8,6 +8,7 @@ use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
 use ritornello_node::{Node, Role, open, open_on};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,27 @@ fn helper() {
 }
 
 fn own_command(node: &Arc<Node>, command: &str) -> String {
-    assert_eq!(command, "take-the-lock", "unknown command");
+    match command {
+        "take-the-lock" => take_the_lock(node),
+        // Occupies this client's only connection until the owner's disk answers.
+        "flush-apart" => {
+            let node = Arc::clone(node);
+            std::thread::spawn(move || node.store().flush().unwrap());
+            "begun".to_owned()
+        }
+        // Probes while this process can open no file and no socket.
+        "probe-without-descriptors" => {
+            let limit = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limit }).unwrap();
+            let probed = probe(node.store(), 1, 4);
+            setrlimit(Resource::Nofile, limit).unwrap();
+            format!("{} {probed:?}", node.role().word())
+        }
+        _ => panic!("unknown command: {command}"),
+    }
+}
+
+fn take_the_lock(node: &Node) -> String {
     say("waiting");
     let lock = std::fs::File::options().write(true).open(node.path().join("LOCK")).unwrap();
     eventually("the lock is free", || {
@@ -198,6 +219,27 @@ fn resumed_client_gets_its_responses() {
         client.signal(libc::SIGCONT);
         assert_eq!(client.listen(), "4");
     }
+    client.finish();
+}
+
+#[test]
+fn client_without_descriptors_keeps_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+    let node = open_on(medium, &options(dir.path())).unwrap();
+    let mut client = Helper::opened(dir.path());
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+    assert_eq!(client.ask("lease 1 4"), "4");
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::SyncData).at("seg-"));
+    assert_eq!(client.ask("flush-apart"), "begun");
+    eventually("the flush waits for the disk", || schedule.injected() > 0);
+    let probed = client.ask("probe-without-descriptors");
+    schedule.heal();
+    assert!(probed.starts_with("client Err") && probed.contains("limit of open files"), "{probed}");
+    assert_eq!(client.ask("get 1 4"), "4");
+    let catalog = node.store().stats().unwrap().catalog;
+    assert_eq!((catalog.clients, catalog.leases), (1, 1));
     client.finish();
 }
 
