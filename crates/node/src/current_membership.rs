@@ -35,9 +35,11 @@ pub(crate) struct CurrentMembership {
     /// The last search for an owner, if it failed. Locked by a [`ChangeGuard`], and always before
     /// `membership`.
     changing: Mutex<Option<FailedSearch>>,
-    /// Whether the last search for an owner failed because the owner reopens the store, or because
-    /// this process took the lock and could not open the store.
-    is_reopening: AtomicBool,
+    /// Whether calls fail instead of waiting for a search for an owner that is in progress. True if
+    /// the last search failed because the owner reopens the store, or because this process took the
+    /// lock and could not open the store, and once a call has waited for the search in progress
+    /// until its timeout. Each search stores its own result at its end.
+    fails_during_search: AtomicBool,
     /// The segments of this process, whose files are closed whenever the owner changes.
     segments: OnceLock<Weak<Segments>>,
     /// Whether calls fail with `Closed` because the store's path no longer leads to it.
@@ -61,7 +63,8 @@ struct FailedSearch {
 /// new owner holds the guard during the search. Other calls wait for the guard, and then use the
 /// new owner. If the search found a silent owner or a store that is being reopened, they fail
 /// without another search during a pause. If the last search found a store that is being reopened,
-/// other calls do not wait for the guard: they fail immediately while a thread holds it.
+/// or a call has waited for the guard until its timeout, other calls do not wait for the guard: they
+/// fail immediately while a thread holds it.
 pub(crate) struct ChangeGuard<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,
@@ -86,7 +89,7 @@ impl CurrentMembership {
             store: membership.epoch().map(|epoch| epoch.store).unwrap_or_default(),
             membership: RwLock::new(Arc::new(membership)),
             changing: Mutex::new(None),
-            is_reopening: AtomicBool::new(false),
+            fails_during_search: AtomicBool::new(false),
             segments: OnceLock::new(),
             leaving: AtomicBool::new(false),
             replaced: AtomicBool::new(false),
@@ -194,23 +197,22 @@ impl CurrentMembership {
     /// # Errors
     /// [`OwnerSilent`] if a process holds the lock and does not listen; the first call fails after
     /// the full timeout, later calls fail immediately. [`StoreReopening`] if the owner reopens the
-    /// store, or if this process takes the lock and cannot open the store. `Fatal` if another store
-    /// has taken this store's place; any other error of [`Membership::join`].
+    /// store, if this process takes the lock and cannot open the store, or if another call's search
+    /// or recovery outlasts this call; later calls then fail immediately until it ends. `Fatal` if
+    /// another store has taken this store's place; any other error of [`Membership::join`].
     pub(crate) fn fail_over(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let directory = &self.opening.directory;
         let silent =
             || OwnerSilent::error(directory.lock.holder().ok().flatten().map_or(0, |h| h.0));
         let refused = || StoreReopening::error("see the log of the store's owner");
-        let mut guard = if self.is_reopening.load(Ordering::Acquire) {
-            self.begin_change(Instant::now()).ok_or_else(refused)?
-        } else {
-            self.begin_change(until).ok_or_else(silent)?
-        };
+        let mut guard = self.begin_search(until)?;
         if !Arc::ptr_eq(&self.read(), lost) {
+            self.fails_during_search.store(false, Ordering::Release);
             return Ok(());
         }
         let until = match *guard.failed_search {
             Some(FailedSearch { at, pause, reopening }) if at.elapsed() < pause => {
+                self.fails_during_search.store(reopening, Ordering::Release);
                 return Err(if reopening { refused() } else { silent() });
             }
             Some(_) => Instant::now(),
@@ -228,7 +230,7 @@ impl CurrentMembership {
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
         *guard.failed_search =
             failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
-        self.is_reopening.store(reopening, Ordering::Release);
+        self.fails_during_search.store(reopening, Ordering::Release);
         let membership = taken?;
         if membership.epoch().map(|epoch| epoch.store) != Some(self.store) {
             let _ = membership.close();
@@ -241,6 +243,25 @@ impl CurrentMembership {
         // thread could not see this core before.
         self.opening.heal_signal.notify();
         Ok(())
+    }
+
+    /// Waits for the right to search for an owner. If a wait times out, later calls do not wait: a
+    /// recovery of the store in this process has no time limit, and would otherwise delay each call
+    /// by the call's whole timeout.
+    fn begin_search(&self, until: Instant) -> Result<ChangeGuard<'_>> {
+        if !self.fails_during_search.load(Ordering::Acquire) {
+            if let Some(guard) = self.begin_change(until) {
+                return Ok(guard);
+            }
+            self.fails_during_search.store(true, Ordering::Release);
+        }
+        // If the search has ended since the wait, this call must search: no other call would store
+        // a result.
+        self.begin_change(Instant::now()).ok_or_else(|| {
+            StoreReopening::error(
+                "another call of this process searches for an owner or opens the store",
+            )
+        })
     }
 }
 

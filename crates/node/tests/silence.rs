@@ -272,6 +272,38 @@ fn next_owner_that_never_listens_delays_one_call() {
     assert_eq!(node.role(), Role::Owner);
 }
 
+#[test]
+#[ignore = "long: waits for the timeout of a call, 30 seconds"]
+fn slow_takeover_delays_one_other_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+    let node = open_on(medium, &options(dir.path())).unwrap();
+    let store = node.store();
+    assert_eq!(put(store, 1, 4).unwrap().pages, 4);
+    store.flush().unwrap();
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Write).at("MANIFEST"));
+    owner.kill();
+    std::thread::scope(|threads| {
+        let recovering = threads.spawn(|| probe(store, 1, 4).unwrap());
+        eventually("a call recovers the store", || schedule.injected() > 0);
+        let timed_probe = || {
+            let started = Instant::now();
+            let _ = probe(store, 1, 4);
+            started.elapsed()
+        };
+        let (first, second) = (timed_probe(), timed_probe());
+        let skipped = put(store, 2, 4);
+        // Let the recovery end before any assertion fails.
+        schedule.heal();
+        assert_eq!(recovering.join().unwrap(), 4);
+        assert!(second < first / 10, "{second:?} after {first:?}");
+        assert_eq!(skipped.unwrap().reason, "reopening");
+    });
+    assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Owner, 4));
+}
+
 /// A close that cannot sync fails, and keeps the store from other owners until the disk has
 /// answered.
 #[test]
