@@ -9,14 +9,14 @@ pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
 /// the system time or at the latest time that the index has recorded, whichever is later. If the
 /// system clock lagged the recorded time at the opening, this lag is added to the system time from
 /// then on. If the system clock is set forward, the store's clock follows, and retentions end
-/// early. If the system clock is set back, the store's clock shows its start plus the time elapsed
-/// since the opening; if an earlier jump forward put it ahead of this sum, it stands still until
-/// the sum catches up.
+/// early. If the system clock is set back, the store's clock continues with the time that elapses,
+/// from the latest time that it has shown.
 #[derive(Debug)]
 pub(crate) struct StoreClock {
     wall: fn() -> u64,
     /// Seconds that the system clock lagged the recorded time when the store was opened.
     skew: u64,
+    /// The clock shows at least `base` plus the time elapsed since `started`.
     base: u64,
     started: Instant,
     latest: u64,
@@ -31,9 +31,19 @@ impl StoreClock {
     }
 
     pub(crate) fn now(&mut self) -> u64 {
+        self.at(Instant::now())
+    }
+
+    fn at(&mut self, instant: Instant) -> u64 {
         let by_wall = (self.wall)().saturating_add(self.skew);
-        let by_time = self.base.saturating_add(self.started.elapsed().as_secs());
-        self.latest = by_wall.max(by_time).max(self.latest);
+        let elapsed = instant.saturating_duration_since(self.started);
+        let time = by_wall.max(self.base.saturating_add(elapsed.as_secs()));
+        if time < self.latest {
+            // The system clock was set back after a jump forward. Count the elapsed time from the
+            // latest time, because a clock that stood still would end no retention.
+            (self.base, self.started) = (self.latest, instant);
+        }
+        self.latest = self.latest.max(time);
         self.latest
     }
 
@@ -49,6 +59,7 @@ impl StoreClock {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     static WALL: AtomicU64 = AtomicU64::new(0);
 
@@ -76,5 +87,22 @@ mod tests {
         assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));
         set(1000);
         assert!(near(clock.now(), 3000), "the lag at the opening is added to the system time");
+    }
+
+    #[test]
+    fn clock_continues_after_a_corrected_jump_forward() {
+        static JUMPING: AtomicU64 = AtomicU64::new(1000);
+        let set = |seconds| JUMPING.store(seconds, Ordering::Relaxed);
+        let mut clock = StoreClock::starting_at(0, || JUMPING.load(Ordering::Relaxed));
+        let started = clock.started;
+        let after = |seconds| started + Duration::from_secs(seconds);
+        set(90_000);
+        assert_eq!(clock.at(after(10)), 90_000);
+        set(1020);
+        assert_eq!(clock.at(after(20)), 90_000);
+        set(1080);
+        assert_eq!(clock.at(after(80)), 90_060);
+        set(1020 + 3600);
+        assert_eq!(clock.at(after(20 + 3600)), 93_600);
     }
 }
