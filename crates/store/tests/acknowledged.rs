@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_codec::Codec;
 use ritornello_format::{RunHeader, Scope, ScopeSettings};
-use ritornello_medium::SimDisk;
+use ritornello_medium::{Faulty, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::{
     Catalog, ClientId, Durability, Options, Outcome, PutOptions, ReserveRequest,
@@ -230,6 +230,27 @@ fn durable_deletes_survive_power_loss() {
     for seed in 0..12 {
         let open =
             open_on(Arc::new(disk.crash(seed)), &durable(AdmissionMode::WriteThrough)).unwrap();
+        let present = open.store.exists(&scope, &refs(&keys)).unwrap();
+        assert_eq!(present, [false, true, true, true], "crash {seed}");
+    }
+}
+
+/// A full disk refuses the record of a deletion: the call fails until the record is durable, also
+/// when a repeated call finds nothing left to remove.
+#[test]
+fn durable_delete_fails_until_it_is_durable() {
+    let (disk, schedule) = (SimDisk::new(64 * MIB), Schedule::new());
+    let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    let options = durable(AdmissionMode::WriteThrough);
+    let open = open_on(medium, &options).unwrap();
+    let (scope, keys) = (unchained(4096), sequence(1, 4));
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, 4);
+    schedule.add(Rule::always(MediumFault::NoSpace).on(Op::Write).at("journal-"));
+    open.store.delete(&scope, &refs(&keys[..1])).unwrap_err();
+    schedule.heal();
+    open.store.delete(&scope, &refs(&keys[..1])).unwrap();
+    for seed in 0..6 {
+        let open = open_on(Arc::new(disk.crash(seed)), &options).unwrap();
         let present = open.store.exists(&scope, &refs(&keys)).unwrap();
         assert_eq!(present, [false, true, true, true], "crash {seed}");
     }

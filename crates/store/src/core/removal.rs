@@ -24,7 +24,9 @@ impl StoreCore {
         self.counters.deleted_pages.add(pages);
         self.wake_if_limbo_is_large(&state);
         drop(state);
-        if self.durable_puts() && pages > 0 {
+        // Sync even if this call removed nothing: an earlier call may have removed the pages and then
+        // failed to make the removal durable.
+        if self.durable_puts() {
             self.make_durable()?;
         }
         Ok(present.into_iter().filter(|present| *present).count())
