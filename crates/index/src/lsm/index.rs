@@ -283,13 +283,15 @@ impl PrefixIndex for LsmIndex {
         let requested = self.gauges.appended.load(Ordering::Acquire);
         let _syncing = self.syncing.lock();
         self.db.check()?;
-        if self.gauges.synced.load(Ordering::Acquire) >= requested {
-            return Ok(());
-        }
         // Sync also the batches that were appended while this call waited for the lock, because
         // `sync_data` makes their data durable too.
         let reached = self.gauges.appended.load(Ordering::Acquire);
+        // Call `sync_data` even if no batch was appended since the last sync or the open: the open
+        // may have recovered runs of a killed process, which had not synced their data.
         sync_data()?;
+        if self.gauges.synced.load(Ordering::Acquire) >= requested {
+            return Ok(());
+        }
         self.db.db.flush_wal(true).map_err(|error| {
             self.db.poison(&error);
             Error::fatal("the index could not be made durable: open the store again").because(error)

@@ -18,7 +18,7 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Opens an index with memtables of 256 KiB, so that tables are written.
 fn open(dir: &Path) -> LsmIndex {
@@ -53,6 +53,22 @@ fn second_open_by_another_path_is_refused() {
     fill(&index, 0..3);
     drop(index);
     open(&through(&two));
+}
+
+/// The owner may have been killed before it synced the data of its last runs.
+#[test]
+fn first_sync_after_an_open_syncs_the_data_of_recovered_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    fill(&open(dir.path()), 0..3);
+    let index = open(dir.path());
+    let synced = AtomicBool::new(false);
+    index
+        .sync_after(&|| {
+            synced.store(true, Ordering::Relaxed);
+            Ok(())
+        })
+        .unwrap();
+    assert!(synced.into_inner());
 }
 
 /// Fills an index until [`synced_changes_survive_a_kill`], which runs this test in another process,
