@@ -110,6 +110,12 @@ impl Manifest {
         self.owner_epoch == 0 && self.generations > 0
     }
 
+    /// Whether the store has a volume that a restore left out and no salvage has searched yet.
+    #[must_use]
+    pub fn has_unsearched(&self) -> bool {
+        self.volumes.iter().any(|volume| volume.unsearched && !volume.is_retired())
+    }
+
     /// The directory of every volume of the store in `dir`; empty for retired volumes.
     #[must_use]
     pub fn paths(&self, dir: &Path) -> Vec<PathBuf> {

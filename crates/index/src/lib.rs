@@ -242,6 +242,11 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// The latest `clock` of all calls of [`PrefixIndex::retain`].
     fn clock(&self) -> u64;
 
+    /// Whether the open found damage that may have cost runs.
+    fn was_damaged(&self) -> bool {
+        false
+    }
+
     /// Visits all runs, in an unspecified order. Delays a writer at most for the time that reading
     /// one run takes; in `memory`, for the time that copying the ids of all runs takes.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));

@@ -59,7 +59,8 @@ struct Answer<'a> {
 /// # Errors
 /// If the store is in use, or cannot be opened, verified or closed.
 pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
-    let node = open::existing(&args.dir)?;
+    let node =
+        if args.salvage { open::for_salvage(&args.dir)? } else { open::existing(&args.dir)? };
     let Some(core) = node.core() else {
         let pid = node.store().stats().map_or(0, |stats| stats.catalog.owner_pid);
         return Err(Failure::unusable(

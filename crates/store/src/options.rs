@@ -176,6 +176,9 @@ pub struct Options {
     /// Interval of the background syncs, which make commits durable in `cache` mode. The store
     /// syncs earlier if space or the index's journal requires it.
     pub sync_interval: Duration,
+    /// Whether the open keeps all scopes without pages, because a salvage will follow. Without this
+    /// option an open of a store with more than 1,024 scopes drops most of them.
+    pub keep_empty_scopes: bool,
     /// Whether background threads sync and maintain the store. Without them, as in deterministic
     /// tests, the caller does so with [`StoreCore::run_once`](crate::StoreCore::run_once).
     pub background_threads: bool,
@@ -229,6 +232,7 @@ impl Options {
             index_memory: None,
             segment_bytes: None,
             sync_interval: Duration::from_secs(2),
+            keep_empty_scopes: false,
             background_threads: true,
             eviction: PolicyKind::default(),
             codec: Codec::Raw,

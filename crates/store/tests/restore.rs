@@ -537,6 +537,35 @@ fn left_out_directory_keeps_its_pages_until_it_is_searched() {
     open.close();
 }
 
+/// More than 1,024 scopes, most with their only page in a directory that the restore left out.
+#[test]
+fn scopes_of_a_left_out_directory_are_kept_until_it_is_searched() {
+    const SCOPES: u64 = 1100;
+    let scope = |salt: u64| Scope::opaque(&format!("salt {salt}"), 300, true);
+    let (disk, keys) = (SimDisk::new(96 * MIB), sequence(1, 1));
+    let open = open_sim(&disk);
+    for salt in 0..SCOPES {
+        assert_eq!(put(&open.store, &scope(salt), &keys, None).pages, 1, "scope {salt}");
+    }
+    let volume = |salt: &u64| places(&open, &scope(*salt), &keys)[0].0;
+    let left_out: Vec<u64> = (0..SCOPES).filter(|salt| volume(salt) == 2).collect();
+    assert!(left_out.len() > 50, "{}", left_out.len());
+    open.close();
+    lose_first(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    restore_on(Arc::new(disk.clone()), &["/a"]).unwrap();
+    disk.mount(Path::new("/b")).unwrap();
+    for _ in 0..2 {
+        open_sim(&disk).close();
+    }
+    let open = open_sim(&disk);
+    open.core.verify(true, &mut |_, _| {}).unwrap();
+    for salt in left_out {
+        assert_eq!(get(&open.store, &scope(salt), &keys).pages, 1, "scope {salt}");
+    }
+    open.close();
+}
+
 #[test]
 fn unsuitable_directories_are_refused() {
     let make = || {

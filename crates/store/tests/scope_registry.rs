@@ -9,7 +9,7 @@ use ritornello_format::{ErrorKind, Scope, ScopeSlot};
 use ritornello_medium::{
     Access, DiskChange, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk, Watch, Watched,
 };
-use ritornello_store::{Catalog, ClientId, Directory};
+use ritornello_store::{Catalog, ClientId, Directory, Options};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -178,6 +178,46 @@ fn number_of_scopes_has_a_limit() {
     assert!((1..=SCOPES_MAX / 64 + 1).contains(&dropped), "{dropped}");
     assert!(known(&open, &salted(0)).is_none() && known(&open, &salted(SCOPES_MAX)).is_some());
     open.forget();
+}
+
+/// The index of a store with more than 1,024 scopes is lost. The opening keeps the scopes, which
+/// seem to be empty, and an opening for a salvage also keeps them after a put.
+#[test]
+fn lost_index_of_many_scopes_is_salvaged() {
+    const SCOPES: u64 = 1100;
+    let disk = SimDisk::new(64 * MIB);
+    let options = options(Path::new("/store"), 24);
+    let open = open_on(Arc::new(disk.clone()), &options).unwrap();
+    let keys = sequence(1, 1);
+    for salt in 0..SCOPES {
+        assert_eq!(put(&open.store, &salted(salt), &keys, None).pages, 1, "scope {salt}");
+    }
+    open.close();
+    let index = Path::new("/store/index");
+    for name in disk.list(index).unwrap() {
+        disk.remove(&index.join(name)).unwrap();
+    }
+    disk.sync_dir(index).unwrap();
+    let searched = disk.crash(1);
+    let open = open_on(Arc::new(searched.clone()), &options).unwrap();
+    let found = open.core.verify(true, &mut |_, _| {}).unwrap();
+    assert_eq!((found.pages_salvaged, found.not_salvaged.get("scope")), (SCOPES, None));
+    open.close();
+    let open = open_on(Arc::new(searched), &options).unwrap();
+    for salt in 0..SCOPES {
+        assert_eq!(get(&open.store, &salted(salt), &keys).pages, 1, "scope {salt}");
+    }
+    open.close();
+
+    // The page of another scope overwrites a lost page before the salvage.
+    let open = open_on(Arc::new(disk.clone()), &options).unwrap();
+    assert_eq!(put(&open.store, &salted(SCOPES), &keys, None).pages, 1);
+    open.close();
+    let keeping = Options { keep_empty_scopes: true, ..options };
+    let open = open_on(Arc::new(disk), &keeping).unwrap();
+    let found = open.core.verify(true, &mut |_, _| {}).unwrap();
+    assert_eq!((found.pages_salvaged, found.not_salvaged.get("scope")), (SCOPES - 1, None));
+    open.close();
 }
 
 /// If the registry is full of scopes with pages, a put to a further scope is a miss with a reason.

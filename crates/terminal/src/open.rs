@@ -37,6 +37,15 @@ pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
     with(&Options::new(dir))
 }
 
+/// Like [`existing`], for a salvage: the open keeps scopes without pages.
+///
+/// # Errors
+/// Errors of [`existing`].
+pub fn for_salvage(dir: &Path) -> Result<Arc<Node>, Failure> {
+    check_existing(dir)?;
+    with(&Options { keep_empty_scopes: true, ..Options::new(dir) })
+}
+
 /// Returns the state of the store in `dir` without opening it; see [`ritornello_node::observe`].
 ///
 /// # Errors

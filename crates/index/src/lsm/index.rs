@@ -265,6 +265,10 @@ impl PrefixIndex for LsmIndex {
         self.gauges.clock.load(Ordering::Relaxed)
     }
 
+    fn was_damaged(&self) -> bool {
+        self.recovered.damaged
+    }
+
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
         // One scan lists the names of the runs. A visit reads the state of its run, which may be
         // newer than the scan.

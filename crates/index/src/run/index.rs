@@ -276,6 +276,10 @@ impl PrefixIndex for RunIndex {
         self.tables.read().runs.clock
     }
 
+    fn was_damaged(&self) -> bool {
+        self.recovered.damaged
+    }
+
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
         let mut number = NO_RUN;
         loop {

@@ -52,7 +52,8 @@ use std::time::{Duration, Instant};
 
 /// Above this number of scopes, scopes with neither pages nor settings are dropped at open, because
 /// every epoch of an engine creates a scope. Up to this number scopes without pages are kept,
-/// because a lost index leaves all scopes without pages and salvage needs them.
+/// because a lost index leaves all scopes without pages and salvage needs them; an open that finds
+/// the index lost, or a volume that no salvage has searched, drops none: see [`may_need_salvage`].
 const EMPTY_SCOPES_MAX: usize = 1024;
 /// Maximum time that the addition of a directory, which the options list and the store lacks, waits
 /// for other changes of the directories. After this time the store is opened without the directory.
@@ -177,7 +178,11 @@ impl StoreCore {
         let parents =
             kept.iter().filter_map(|kept| Some((kept.resident.run, kept.resident.parent?.0)));
         let hidden = Hidden::new(&absent, &parents.collect());
-        if scopes.len() > EMPTY_SCOPES_MAX && !being_restored {
+        if scopes.len() > EMPTY_SCOPES_MAX
+            && !being_restored
+            && !options.keep_empty_scopes
+            && !may_need_salvage(&manifest, kind, index.as_ref())
+        {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
             // Keep an empty scope with settings: they must apply when the scope gets pages again.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
@@ -322,6 +327,13 @@ impl StoreCore {
             let _ = self.close();
         })
     }
+}
+
+/// Whether a salvage may find runs that the index lacks: their scopes seem empty.
+fn may_need_salvage(manifest: &Manifest, kind: IndexKind, index: &dyn PrefixIndex) -> bool {
+    // The index `memory` is empty at every open, and keeps no salvaged page either.
+    let is_lost = kind != IndexKind::Memory && index.stats().runs == 0 && manifest.owner_epoch > 1;
+    is_lost || index.was_damaged() || manifest.has_unsearched()
 }
 
 fn check_trust(segments: &Segments) -> Result<()> {

@@ -39,16 +39,19 @@ struct ChosenScopes {
 impl Scopes {
     /// Drops empty scopes if the registry has no room for a further scope whose record has `added`
     /// bytes. After the scope fits, continues until 1/[`SLACK`] of the limits is free or no further
-    /// scope is empty. Returns the number of dropped scopes.
+    /// scope is empty. Returns the number of dropped scopes. With `unsearched`, a volume may have
+    /// pages of scopes that seem empty, and no scope is dropped.
     ///
     /// # Errors
-    /// `Miss` if too few scopes are empty and without settings, or the record alone exceeds the
-    /// limit; file-system errors. After an error this owner keeps all scopes.
+    /// `Miss` if too few scopes are empty and without settings, the record alone exceeds the limit,
+    /// or `unsearched` forbids drops; file-system errors. After an error this owner keeps all
+    /// scopes.
     pub(crate) fn drop_empty_scopes(
         &self,
         registry: &mut Registry,
         added: u64,
         state: &StateLock,
+        unsearched: bool,
     ) -> Result<usize> {
         let limits = Limits { scopes: SCOPES_MAX as u64, bytes: self.bytes_max() };
         let (scopes, bytes) =
@@ -63,6 +66,14 @@ impl Scopes {
             )
             .with("bytes", added)
             .with("bytes_max", limits.bytes));
+        }
+        if unsearched {
+            return Err(Error::miss(
+                "the scope registry is full, and its empty scopes may have pages in a directory \
+                 that a restore left out: search the directory with `ritornello fsck --salvage`, \
+                 or give it up with `ritornello paths forget`",
+            )
+            .with("scopes", scopes - 1));
         }
         let left = |chosen: &ChosenScopes| {
             (scopes - chosen.slots.len() as u64, bytes.saturating_sub(chosen.bytes))

@@ -156,14 +156,20 @@ impl Scopes {
     }
 
     /// Registers `scope` durably unless it is registered already. If the registry is full, drops
-    /// scopes that are empty according to `state`, least recently used first. Returns the reference
-    /// and the number of dropped scopes.
+    /// scopes that are empty according to `state`, least recently used first, unless `unsearched`,
+    /// because a volume that was not searched may have their pages. Returns the reference and the
+    /// number of dropped scopes.
     ///
     /// # Errors
     /// `Miss` if the registry has no room, also after empty scopes are dropped, or all scope
     /// numbers are used up; `Fatal` if another scope has the same digest; `Invalid` if the length
     /// of the scope's pages is unknown or out of range; file-system errors.
-    pub(crate) fn register(&self, scope: &Scope, state: &StateLock) -> Result<(ScopeRef, usize)> {
+    pub(crate) fn register(
+        &self,
+        scope: &Scope,
+        state: &StateLock,
+        unsearched: bool,
+    ) -> Result<(ScopeRef, usize)> {
         scope.resolved_page_bytes()?;
         let mut registry = self.registry.lock();
         if let Some(found) = self.find(scope)? {
@@ -176,7 +182,8 @@ impl Scopes {
             ));
         };
         let record = ScopeRegistry::registration(slot, scope);
-        let dropped = self.drop_empty_scopes(&mut registry, record.len() as u64, state)?;
+        let dropped =
+            self.drop_empty_scopes(&mut registry, record.len() as u64, state, unsearched)?;
         let Registry { table, file, arrangements } = &mut *registry;
         arrangements.warn(&table.scopes, scope);
         let scope = Arc::new(scope.clone());

@@ -55,7 +55,8 @@ impl StoreCore {
     }
 
     fn register(&self, scope: &Scope) -> Result<ScopeRef> {
-        match self.scopes.register(scope, &self.state) {
+        let unsearched = self.shape.manifest().has_unsearched();
+        match self.scopes.register(scope, &self.state, unsearched) {
             Ok((reference, dropped)) => {
                 self.counters.scopes_dropped.add(dropped as u64);
                 Ok(reference)
