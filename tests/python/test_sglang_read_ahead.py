@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from threading import Event, Timer
+from time import perf_counter, sleep
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -284,6 +285,65 @@ def test_memory_is_not_written_after_transfer(
         pages,
         0 if pages == BATCH else BATCH - pages,
     )
+
+
+class Slow:
+    """A ticket that ends 0.2 seconds after it is cancelled, when its I/O in flight has written to
+    `memory`; otherwise it lasts.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self.cancelled, self.done, self._memory = False, Event(), memory
+
+    def cancel(self) -> None:
+        if not self.cancelled:
+            self.cancelled = True
+            Timer(0.2, self._write).start()
+
+    def _write(self) -> None:
+        self._memory[:] = 0xA5
+        self.done.set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        ended = self.done.wait(WAIT if timeout is None else timeout)
+        return SimpleNamespace(pages=0, reason="cancelled", ok=[]) if ended else None
+
+
+@pytest.mark.parametrize("known_pace", [False, True])
+def test_termination_cancels_current_batch(
+    store: Recorded, meter: RateMeter, known_pace: bool
+) -> None:
+    """SGLang no longer waits for the operation, and a flush of its cache waits for the thread."""
+    pool = stored(store, meter)
+    storage, operation = Storage(store, pool), Operation()
+    if known_pace:
+        storage.paces.record("kv", BATCH, 0.001)
+    store.tickets[0] = slow = Slow(pool._host.memory[:, TO[0] : TO[4]])
+    Timer(0.3, lambda: setattr(operation, "terminated", True)).start()
+    began = perf_counter()
+    assert transfer(storage, operation) == [0, 0, 0]
+    assert 0.3 < perf_counter() - began < WAIT / 6
+    assert slow.done.is_set()
+    # The memory is SGLang's again: nothing may write to it.
+    pool._host.memory[:, TO] = 0
+    sleep(0.3)
+    assert not pool._host.memory[:, TO].any()
+    assert ("begin", 8) not in store.events
+
+
+def test_termination_cancels_reads_after_transfer(store: Recorded, meter: RateMeter) -> None:
+    """SGLang reads windows and states after the batches of the main pool."""
+    states, operation = stored(store, meter, "mamba"), Operation()
+    told = Transfer.of(operation, TOKENS)
+    assert told is not None
+    reads = ReadAhead(told, store, Paces())
+    reads.close()
+    assert reads.get(states, KEYS[:4], slots(*TO[:4])) == 4
+    store.tickets[0] = slow = Slow(states._host.memory[:, TO[0] : TO[4]])
+    operation.terminated = True
+    assert reads.get(states, KEYS[:4], slots(*TO[:4])) == 0
+    assert slow.done.is_set()
+    assert [place for event, place in store.events if event == "begin"] == [0, 0]
 
 
 def test_terminated_operation_is_not_read_ahead(store: Recorded, meter: RateMeter) -> None:

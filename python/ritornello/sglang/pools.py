@@ -91,10 +91,11 @@ class PoolRead:
     def began(self) -> float:
         return self.parts[0].began if self.parts else 0.0
 
-    def wait(self, moment: float) -> None:
-        """Waits until the read ends, at most until `moment` of `perf_counter`."""
-        for part in self.parts:
-            part.wait(moment)
+    def wait(self, moment: float) -> bool:
+        """Waits until the read ends, at most until `moment` of `perf_counter`. Returns whether it
+        has ended.
+        """
+        return all(part.wait(moment) for part in self.parts)
 
     def cancel(self) -> None:
         """Makes the read begin no further I/O. I/O in flight still writes to memory."""

@@ -1,10 +1,12 @@
-"""Reads the next batch of a prefetch while SGLang still waits for the current batch or uses it.
+"""Reads the next batch of a prefetch while SGLang still waits for the current batch or uses it, and
+ends the reads of a prefetch that SGLang has terminated.
 
 Invariants: at most one batch of each pool is read ahead. When `close` returns, no read that was
 begun here writes to memory, so SGLang may take the memory of the transfer back.
 """
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 # share the disk, so the next read may delay the current read by this time, and SGLang may stop
 # waiting for the current read at a deadline.
 LEAD_SECONDS = 0.025
+# Interval at which a wait for a read checks whether SGLang has terminated the operation, which no
+# event tells. SGLang forgets a terminated operation, but a flush of its cache waits at most 10
+# seconds for the thread that reads, and then ends the server.
+CHECK_SECONDS = 0.05
 
 
 class Paces:
@@ -39,7 +45,9 @@ class Paces:
 
 
 class ReadAhead:
-    """The reads of one transfer, on the thread on which SGLang runs the transfer."""
+    """The reads of one transfer, on the thread on which SGLang runs the transfer. After `close` no
+    batch is read ahead; SGLang then reads the windows and states of the same operation.
+    """
 
     def __init__(self, transfer: "Transfer", store: "SGLangStore", paces: Paces) -> None:
         self._transfer = transfer
@@ -50,6 +58,7 @@ class ReadAhead:
         # When the last read ended. The duration of the next read counts from this time, even if the
         # read began earlier.
         self._ended = 0.0
+        self._closed = False
 
     def get(self, pool: "Pool", keys: Sequence[bytes], indices: Any) -> int:
         """Reads a batch of pages to their places. Returns the number of leading pages filled."""
@@ -72,6 +81,7 @@ class ReadAhead:
         """Cancels the reads of batches that SGLang did not ask for, and waits until nothing writes
         to their memory.
         """
+        self._closed = True
         begun = [*self._begun.values()]
         self._begun.clear()
         for _, read in begun:
@@ -101,7 +111,7 @@ class ReadAhead:
 
         def action() -> None:
             expected = self._paces.expected(pool.name, len(keys))
-            read.wait(max(read.began, self._ended) + expected - LEAD_SECONDS)
+            self._wait(read, max(read.began, self._ended) + expected - LEAD_SECONDS)
             next_keys, next_ids = self._transfer.next_batch(pool.name, keys, ids)
             if not next_keys:
                 return
@@ -115,9 +125,22 @@ class ReadAhead:
             else:
                 pool.abandon_get(begun)
 
-        self._store.attempt("read ahead", action, None)
+        if not self._closed:
+            self._store.attempt("read ahead", action, None)
+
+    def _wait(self, read: "PoolRead", moment: float) -> None:
+        """Waits until `read` ends, at most until `moment` of `perf_counter`. Cancels it if SGLang
+        terminates the operation.
+        """
+        while perf_counter() < moment:
+            if read.wait(min(moment, perf_counter() + CHECK_SECONDS)):
+                return
+            if self._transfer.is_terminated():
+                read.cancel()
+                return
 
     def _finish(self, pool: "Pool", read: "PoolRead", pages: int) -> int:
+        self._store.attempt("get", lambda: self._wait(read, inf), None)
         filled, since = pool.finish_get(read, self._ended), max(read.began, self._ended)
         self._ended = perf_counter()
         if pages and filled == pages:

@@ -98,8 +98,8 @@ class RitornelloStorage(HiCacheStorage):
         kind = SGLangCacheStore if settings.tiers else SGLangStore
         self._store = kind(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
-        # `reads`: the `ReadAhead` of the transfer that runs on the thread. The attribute is missing
-        # or None if no transfer runs.
+        # `reads`: the `ReadAhead` of the last transfer of the thread. The attribute is missing or
+        # None if no transfer ran, or if its pages are unknown.
         self._on_thread = local()
         self._paces = Paces()
         watch_transfers()
@@ -193,8 +193,10 @@ class RitornelloStorage(HiCacheStorage):
         self._on_thread.reads = reads
 
     def on_transfer_end(self) -> None:
-        """Ends the reads that this thread began ahead: SGLang may reuse their memory afterwards."""
-        reads, self._on_thread.reads = getattr(self._on_thread, "reads", None), None
+        """Ends the reads that this thread began ahead: SGLang may reuse their memory afterwards.
+        The closed object stays: the thread reads windows and states of the same operation next.
+        """
+        reads = getattr(self._on_thread, "reads", None)
         if reads is not None:
             reads.close()
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +35,12 @@ class Read:
     began: float
     ticket: "Ticket | None"
 
-    def wait(self, moment: float) -> None:
-        """Waits until the get ends, at most until `moment` of `perf_counter`."""
-        left = moment - perf_counter()
-        if self.ticket is not None and left > 0:
-            self.ticket.wait(left if left < inf else None)
+    def wait(self, moment: float) -> bool:
+        """Waits until the get ends, at most until `moment` of `perf_counter`. Returns whether it
+        has ended.
+        """
+        left = max(moment - perf_counter(), 0.0)
+        return self.ticket is None or self.ticket.wait(left) is not None
 
     def cancel(self) -> None:
         """Makes the get begin no further I/O. I/O in flight still writes to memory."""

@@ -128,6 +128,8 @@ def _announced(controller: Any, operation: Any) -> Iterator[None]:
         yield
         return
     try:
+        # Without a transfer, reads must not ask an earlier operation whether it is terminated.
+        storage.on_transfer_begin(None)
         storage.on_transfer_begin(Transfer.of(operation, controller.page_size))
     except Exception as error:
         logger.debug("ritornello: no batch of this prefetch is read ahead (%s)", error)
