@@ -331,8 +331,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
         if self._l1_memory is not None:
             at = obj.data_ptr - self._l1_start
             if 0 <= at <= len(self._l1_memory) - nbytes:
-                return Item(name, ObjectFormat(nbytes, layout), owning_view(obj, obj.data_ptr))
-        return Item(name, ObjectFormat(nbytes, layout), owning_view(obj))
+                view = owning_view(obj, obj.data_ptr)
+                return Item(name, ObjectFormat(nbytes, layout), view, obj)
+        return Item(name, ObjectFormat(nbytes, layout), owning_view(obj), obj)
 
     def _reopened(self) -> None:
         """Handles a reopened store: its leases have ended and its contents may differ."""

@@ -7,6 +7,7 @@ when all its tickets are done.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,15 +25,18 @@ from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import LMCacheStore, logger
 
 if TYPE_CHECKING:
-    from ritornello._core import Completions, Outcome, Ticket
+    from ritornello._core import Completions, Outcome, Scope, Ticket
 
 
 class Item(NamedTuple):
-    """An object to be moved, and its memory."""
+    """An object to be moved, and its memory. `owner`: LMCache's memory object; None if it is
+    unknown.
+    """
 
     name: ObjectName
     format: ObjectFormat
     memory: Any
+    owner: Any = None
 
 
 @dataclass(slots=True)
@@ -47,13 +51,16 @@ class Job:
 
 
 class TicketItems(NamedTuple):
-    """The items of a job that one ticket moves: objects of `nbytes` each. `started`: when the
-    ticket was submitted.
+    """The items of a job that one ticket moves: objects with the keys `keys` in `scope`, of
+    `nbytes` each. `owners`: LMCache's memory objects. `started`: when the ticket was submitted.
     """
 
     job: Job
     indices: list[int]
     is_put: bool
+    scope: "Scope"
+    keys: list[bytes]
+    owners: list[Any]
     nbytes: int
     started: float
 
@@ -73,9 +80,14 @@ class ObjectStore:
         """Records outcomes of tickets. Returns the jobs whose last ticket is among them."""
         finished = []
         for part, outcome in done:
-            for index, ok in zip(part.indices, outcome.ok, strict=True):
+            moved, freed = list(outcome.ok), self._freed(part) if part.is_put else []
+            if freed:
+                self._delete_freed(part, freed)
+                for at in freed:
+                    moved[at] = False
+            for index, ok in zip(part.indices, moved, strict=True):
                 part.job.ok[index] = ok
-            self._count(part, sum(outcome.ok), outcome.reason)
+            self._count(part, sum(moved), "freed" if freed else outcome.reason)
             part.job.pending -= 1
             if part.job.pending == 0:
                 finished.append(part.job)
@@ -135,8 +147,16 @@ class ObjectStore:
             else:
                 ticket = self.store.submit_get(scope, keys, memories, staged=self.staged)
             if ticket is not None:
-                indices = [index for index, _ in group_items]
-                part = TicketItems(job, indices, is_put, object_format.nbytes, started)
+                part = TicketItems(
+                    job,
+                    [index for index, _ in group_items],
+                    is_put,
+                    scope,
+                    keys,
+                    [item.owner for _, item in group_items],
+                    object_format.nbytes,
+                    started,
+                )
                 tickets.append((ticket, part))
         # Set the count before a ticket is added: `complete_tickets` may run on another thread, and
         # decrements it.
@@ -158,6 +178,30 @@ class ObjectStore:
             self._weak_hash_logged = True
             logger.warning("ritornello: %s; such objects are neither found nor stored", reason)
         return True
+
+    def _freed(self, part: TicketItems) -> list[int]:
+        """Returns the positions, in the ticket, of objects whose memory LMCache has freed."""
+
+        def is_valid(owner: Any) -> bool:
+            return owner is None or bool(owner.is_valid())
+
+        attempt = self.store.attempt
+        return [
+            at
+            for at, owner in enumerate(part.owners)
+            if not attempt("object", partial(is_valid, owner), False)
+        ]
+
+    def _delete_freed(self, part: TicketItems, freed: Sequence[int]) -> None:
+        """Deletes the pages of objects that LMCache freed during their put. It may have reused
+        their memory before the put read it: the page then has a valid checksum of other bytes.
+        """
+        if not self.store.delete(part.scope, [part.keys[at] for at in freed]):
+            logger.warning(
+                "ritornello: LMCache freed %d objects while they were stored, and they cannot be "
+                "deleted: they may have wrong bytes; clear the store",
+                len(freed),
+            )
 
     def _count(self, part: TicketItems, moved: int, reason: str) -> None:
         """Counts the objects that a ticket moved and, by `reason`, its objects that it did not

@@ -1,9 +1,10 @@
 """Views of LMCache's memory objects that keep the objects alive.
 
-LMCache frees an object's memory with the last reference to the object, and a view of the memory
-does not hold a reference to the object. The views of this module hold a reference. The core keeps a
-buffer until no I/O uses the buffer, even after a cancelled ticket or a closed store, so the object
-outlives its transfer.
+LMCache frees an object's memory at the latest with the last reference to the object, and a view of
+the memory does not hold a reference to the object. The views of this module hold a reference. The
+core keeps a buffer until no I/O uses the buffer, even after a cancelled ticket or a closed store,
+so the object outlives its transfer. Its memory may not: LMCache also frees memory explicitly, and
+marks the object as invalid (`lmcache_objects` deletes pages that were stored from such memory).
 """
 
 import ctypes
