@@ -417,3 +417,23 @@ def test_missing_remote_directory_costs_hits_only(tmp_path: Path) -> None:
     assert find(objects, KEYS).found == [True] * 5
     assert_loads(objects, KEYS)
     objects.store.close()
+
+
+@pytest.mark.parametrize(
+    ("layout", "namespace", "warned"),
+    [
+        ("uint8[2,16,64]@KV_2LTD", "", 1),
+        ("uint8[2,16,64]@KV_2LTD", "fp8_e4m3", 0),
+        ("bfloat16[2,16,64]@KV_2LTD", "", 0),
+        ("uint8[4096]@KV_2LTD", "", 0),
+    ],
+    ids=["8-bit", "8-bit with namespace", "16-bit", "serialized"],
+)
+def test_objects_of_unknown_8_bit_kind_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, layout: str, namespace: str, warned: int
+) -> None:
+    objects = machine(tmp_path, "a", namespace=namespace)
+    for key in KEYS[:2]:
+        assert put(objects, [key], ObjectFormat(4096, layout)) == [True]
+    objects.store.close()
+    assert caplog.text.count("--kv-cache-dtype") == warned

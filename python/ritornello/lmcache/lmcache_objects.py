@@ -75,6 +75,8 @@ class ObjectStore:
         self.formats = FormatCatalog(self.store.scopes, settings.namespace)
         self.staged = False
         self._weak_hash_logged = False
+        # Whether to warn of objects whose dtype does not tell their kind of KV.
+        self._warns_of_uint8 = not settings.namespace
 
     def complete_tickets(self, done: "Iterable[tuple[TicketItems, Outcome]]") -> list[Job]:
         """Records outcomes of tickets. Returns the jobs whose last ticket is among them."""
@@ -134,6 +136,12 @@ class ObjectStore:
         tickets: list[tuple[Ticket, TicketItems]] = []
         for (family, object_format), group_items in groups.items():
             self.formats.record_use(family, object_format)
+            if self._warns_of_uint8 and object_format.has_unknown_dtype:
+                self._warns_of_uint8 = False
+                logger.warning(
+                    "ritornello: LMCache does not name the kind of 8-bit KV (such as fp8_e4m3): "
+                    'give each --kv-cache-dtype its own "namespace" in adapter_params'
+                )
             try:
                 scope = self.formats.scope(family, object_format, is_stored=is_put)
             except Exception as error:  # for example, a page that is too long

@@ -55,6 +55,13 @@ class ObjectFormat(NamedTuple):
         """Whether objects of this format are the output of one of LMCache's serdes."""
         return SERIALIZED.fullmatch(self.layout.partition("@")[0]) is not None
 
+    @property
+    def has_unknown_dtype(self) -> bool:
+        """Whether objects of this format may be any 8-bit kind of KV: vLLM allocates all kinds as
+        uint8.
+        """
+        return "uint8[" in self.layout and not self.is_serialized
+
 
 class ObjectName(NamedTuple):
     """An object's family, and its key within the family."""

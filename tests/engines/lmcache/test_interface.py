@@ -96,6 +96,18 @@ def test_object_names_of_lmcache_bridge_are_parsed() -> None:
         assert parse_name(_object_key_to_string(key)) == name
 
 
+def test_keys_of_lmcache_lack_lora_adapters(sources: Sources) -> None:
+    """If this fails, LMCache may name the adapter: correct docs/engines/lmcache.md."""
+    hasher = sources.methods("lmcache.v1.multiprocess.token_hasher", "TokenHasher")
+    assert "self.hash_func((prefix_hash, tuple(tokens), None))" in ast.unparse(
+        hasher["hash_tokens"]
+    )
+    key = sources.fields("lmcache.v1.multiprocess.custom_types", "IPCCacheServerKey")
+    request = "lmcache.integration.vllm.lmcache_mp_metadata"
+    assert not any("lora" in name for name in key)
+    assert "lora" not in sources.text(request).lower()
+
+
 def test_unknown_interface_fails_in_one_line() -> None:
     class Another(L2AdapterInterface):
         def submit_store_task(self, keys: object, objects: object, priority: int) -> int:
