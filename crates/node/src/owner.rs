@@ -35,8 +35,7 @@ impl Owner {
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::open_core(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
-            // An error of the close is ignored, because it repeats the failure of the flush.
-            let _ = core.close();
+            core.discard();
             return Err(error);
         }
         Self::serve(opening, core)
@@ -69,8 +68,7 @@ impl Owner {
                 server: Mutex::new(Some(server)),
             }),
             Err(error) => {
-                // An error of the close loses nothing: the core has acknowledged no change yet.
-                let _ = core.close();
+                core.discard();
                 Err(error)
             }
         }

@@ -324,3 +324,38 @@ fn close_ends_while_a_disk_does_not_answer() {
     assert_eq!((node.role(), get(node.store(), 1, 4).unwrap()), (Role::Owner, 4));
     node.close().unwrap();
 }
+
+/// An owner whose socket cannot be created keeps the store from other owners until its disk has
+/// answered.
+#[test]
+#[ignore = "long: waits for the time limit of a close, a minute"]
+fn failed_open_ends_after_its_last_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+    node.close().unwrap();
+    // The socket's file cannot replace a directory.
+    let obstacle = dir.path().join("owner.sock");
+    std::fs::create_dir(&obstacle).unwrap();
+    let schedule = Schedule::new();
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::SyncData).at("seg-"));
+    let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+    let options = options(dir.path());
+    std::thread::scope(|threads| {
+        let opening = threads.spawn(|| open_on(medium, &options).map(drop));
+        eventually("a sync waits for the disk", || schedule.injected() > 0);
+        let until = Instant::now() + Duration::from_secs(70);
+        while !opening.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let ended_early = opening.is_finished();
+        schedule.heal();
+        let error = opening.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("socket cannot be created"), "{error}");
+        assert!(!ended_early, "the opening must not end while the disk has a sync in flight");
+    });
+    std::fs::remove_dir(&obstacle).unwrap();
+    let node = open(&options).unwrap();
+    assert_eq!((node.role(), get(node.store(), 1, 4).unwrap()), (Role::Owner, 4));
+    node.close().unwrap();
+}

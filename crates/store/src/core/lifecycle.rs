@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 /// Maximum time that a close waits for the background threads, the last sync, and a change of the
 /// manifest in progress.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause between attempts to close a core in [`StoreCore::discard`].
+const DISCARD_PAUSE: Duration = Duration::from_secs(1);
 
 /// Whether the core answers, and whether it takes changes.
 pub(crate) struct Lifecycle {
@@ -171,6 +173,23 @@ impl StoreCore {
             durable => durable.and_then(|()| self.note_clean(until)),
         };
         closed.map_err(|error| self.with_stalled(error))
+    }
+
+    /// Closes a core that is not put in use, because a later step of opening the store failed. Waits
+    /// until the core no longer writes, without a time limit, as recovery waits for a disk: the
+    /// caller then releases the directory's lock, or opens the next core.
+    pub fn discard(&self) {
+        loop {
+            // An error of the close loses nothing: the core has acknowledged no change yet.
+            let closed = self.close();
+            if !self.is_writing() {
+                return;
+            }
+            if let Err(error) = closed {
+                tracing::warn!(%error, "a store that could not be opened still writes: waiting");
+            }
+            std::thread::sleep(DISCARD_PAUSE);
+        }
     }
 
     /// Whether a background thread, or a call that a thread gave up, may change the store's files,

@@ -247,20 +247,35 @@ impl StoreCore {
             miss_causes: MissCauses::new(budget.capacity),
             decisions: Decisions::default(),
         });
-        core.start_drain();
-        core.enforce_quotas();
-        if options.background_threads {
-            core.start_periodic()?;
+        match core.begin() {
+            Ok(()) => Ok(core),
+            Err(error) => {
+                core.discard();
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts the background work, and applies the directories and the capacity given at open.
+    ///
+    /// # Errors
+    /// `Retry` if a thread cannot be started; errors of [`StoreCore::add_listed_dirs`] and
+    /// [`StoreCore::apply_capacity`]. The core may still write then.
+    fn begin(self: &Arc<Self>) -> Result<()> {
+        self.start_drain();
+        self.enforce_quotas();
+        if self.options.background_threads {
+            self.start_periodic()?;
         }
         // Change directories and capacity before the maintenance thread starts, because that thread
         // empties sealed segments, of which a larger capacity unseals some. Add directories first,
         // because a larger capacity may need them.
-        core.add_listed_dirs()?;
-        core.apply_capacity()?;
-        if options.background_threads {
-            core.start_maintenance()?;
+        self.add_listed_dirs()?;
+        self.apply_capacity()?;
+        if self.options.background_threads {
+            self.start_maintenance()?;
         }
-        Ok(core)
+        Ok(())
     }
 }
 
@@ -293,22 +308,19 @@ impl StoreCore {
     /// Adds the directories listed at open that the store lacks.
     ///
     /// # Errors
-    /// `Retry` if the addition of a directory poisoned the store; the core is then closed.
+    /// `Retry` if the addition of a directory poisoned the store.
     fn add_listed_dirs(&self) -> Result<()> {
         self.shape.directory().add_listed(&self.options, |dir| {
             self.change_capacity(&CapacityChange::AddVolume(dir), ADD_TIMEOUT)
         });
-        self.lifecycle.check_writable().inspect_err(|_| {
-            let _ = self.close();
-        })
+        self.lifecycle.check_writable()
     }
 
     /// Resizes the store to the capacity given at open; long work runs in the background. If the
     /// capacity is impossible, logs a warning and keeps the current capacity.
     ///
     /// # Errors
-    /// Errors of [`StoreCore::change_capacity`] except `Invalid` and `Retry`; the core is then
-    /// closed.
+    /// Errors of [`StoreCore::change_capacity`] except `Invalid` and `Retry`.
     fn apply_capacity(&self) -> Result<()> {
         let stored = self.shape.budget().capacity;
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
@@ -323,9 +335,6 @@ impl StoreCore {
             Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
             result => result,
         }
-        .inspect_err(|_| {
-            let _ = self.close();
-        })
     }
 }
 
