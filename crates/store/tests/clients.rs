@@ -83,3 +83,25 @@ fn hoarding_client_leaves_space_for_others() {
     assert_eq!(try_put(&open.store, &chained(4096), &sequence(5000, 64), None).unwrap().pages, 64);
     open.close();
 }
+
+#[test]
+fn hoarding_client_leaves_memory_for_others() {
+    let open =
+        open_on(Arc::new(SimDisk::new(512 << 20)), &options(Path::new("/store"), 256)).unwrap();
+    let scope = unchained(4096);
+    let stored = sequence(1, 8000);
+    assert_eq!(try_put(&open.store, &scope, &stored, None).unwrap().pages, 8000);
+    let hoarder = open.core.catalog_for(ClientId(1), "hoarder");
+    let resolved = hoarder.resolve(&scope, true).unwrap().unwrap();
+    let request = ReserveRequest::default();
+    // Each reservation takes the space of one page, and the memory of 8001 hashes.
+    let refused = (0..400).find_map(|name| {
+        let new = sequence(1000 + name, 1);
+        let keys = [refs(&stored), refs(&new)].concat();
+        hoarder.reserve(resolved, &keys, None, &request).unwrap().refused
+    });
+    assert_eq!(refused.map(|refusal| refusal.word()), Some("no_space"));
+    assert!(open.core.stats().unwrap().reserved_bytes < 16 << 20);
+    assert_eq!(try_put(&open.store, &scope, &sequence(9, 64), None).unwrap().pages, 64);
+    open.close();
+}

@@ -21,6 +21,11 @@ use std::sync::Arc;
 /// reservation: see [`ReservationLog::shorten`].
 const LOG_BYTES_MAX: u64 = 64 << 10;
 
+/// Maximum memory of all open reservations of clients, in hashes of 16 bytes: 64 MiB.
+const HASHES_MAX: u64 = 1 << 22;
+/// The memory that a reservation takes besides its hashes, in hashes.
+const RESERVATION_HASHES: u64 = 64;
+
 /// A put in progress.
 #[derive(Debug)]
 pub(crate) struct Reservation {
@@ -43,6 +48,11 @@ impl Reservation {
         self.runs.iter().map(|run| run.place.units()).sum()
     }
 
+    /// The memory of the reservation, in hashes.
+    fn memory(&self) -> u64 {
+        memory_of(self.hashes.len())
+    }
+
     /// The pages that get space, in order.
     pub(super) fn pages(&self) -> impl Iterator<Item = PageHash> {
         let of_run = |run: &PlannedRun| {
@@ -55,6 +65,19 @@ impl Reservation {
     fn into_extents(self) -> Vec<Extent> {
         self.runs.into_iter().flat_map(|run| run.place.extents).collect()
     }
+}
+
+/// The memory of a reservation for a put of `pages` pages, in hashes.
+fn memory_of(pages: usize) -> u64 {
+    pages as u64 + RESERVATION_HASHES
+}
+
+/// The sums of the open reservations of one client.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    units: u64,
+    /// Memory in hashes.
+    memory: u64,
 }
 
 /// A run of a reservation: `pages` consecutive pages of the put, from the page with index `at`.
@@ -87,6 +110,8 @@ pub(crate) struct Withheld {
 #[derive(Debug)]
 pub(crate) struct Reservations {
     open: HashMap<u64, Reservation>,
+    /// The sums of `open` by client.
+    held: HashMap<ClientId, Held>,
     withheld: HashMap<u64, Withheld>,
     /// The lock file's name of each connected client; empty for the owner's process.
     clients: HashMap<ClientId, String>,
@@ -112,7 +137,8 @@ impl Reservations {
     /// Creates the table without open reservations; only the owner's process is connected.
     pub(super) fn new(withheld: HashMap<u64, Withheld>) -> Self {
         let clients = HashMap::from([(ClientId::LOCAL, String::new())]);
-        Self { open: HashMap::new(), withheld, clients, pending: BTreeMap::new() }
+        let (open, held) = (HashMap::new(), HashMap::new());
+        Self { open, held, withheld, clients, pending: BTreeMap::new() }
     }
 
     pub(super) fn connect(&mut self, client: ClientId, name: &str) {
@@ -124,6 +150,7 @@ impl Reservations {
     /// reservations were for.
     pub(super) fn disconnect(&mut self, client: ClientId) -> Vec<PageHash> {
         let name = self.clients.remove(&client).unwrap_or_default();
+        self.held.remove(&client);
         let mut pages = Vec::new();
         for (id, reservation) in self.open.extract_if(|_, open| open.client == client) {
             pages.extend(reservation.pages());
@@ -171,7 +198,19 @@ impl Reservations {
     }
 
     pub(super) fn insert(&mut self, id: u64, reservation: Reservation) {
+        let held = self.held.entry(reservation.client).or_default();
+        held.units += reservation.units();
+        held.memory += reservation.memory();
         self.open.insert(id, reservation);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Reservation> {
+        let reservation = self.open.remove(&id)?;
+        if let Some(held) = self.held.get_mut(&reservation.client) {
+            held.units = held.units.saturating_sub(reservation.units());
+            held.memory = held.memory.saturating_sub(reservation.memory());
+        }
+        Some(reservation)
     }
 
     /// Takes an open reservation to commit it.
@@ -180,7 +219,7 @@ impl Reservations {
     /// `Invalid` if the reservation is another client's; `Retry` if it is not open.
     pub(super) fn take(&mut self, client: ClientId, id: u64) -> Result<Reservation> {
         self.check_client(client, id)?;
-        self.open.remove(&id).ok_or_else(|| {
+        self.remove(id).ok_or_else(|| {
             Error::retry("the owner does not know this reservation: put the pages again")
                 .with("reservation", id)
         })
@@ -212,18 +251,22 @@ impl Reservations {
             .with("reservation", id))
     }
 
-    /// Returns whether `client` may reserve `more` of `total` units: the client's reservations may
-    /// take at most the units that then remain unreserved, because other clients cannot use space
-    /// that a hung process has reserved.
-    pub(super) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
-        let own = self.open.values().filter(|reservation| reservation.client == client);
-        let own: u64 = own.map(Reservation::units).sum();
-        own + more <= total.saturating_sub(self.units() + more)
+    /// Returns whether `client` may reserve `more` of `total` units for a put of `pages` pages. The
+    /// client's reservations may take at most the units that then remain unreserved, because other
+    /// clients cannot use space that a hung process has reserved, and at most as much of
+    /// [`HASHES_MAX`] as then remains: the space bounds their number, and not their memory.
+    pub(super) fn allow(&self, client: ClientId, more: u64, total: u64, pages: usize) -> bool {
+        let own = self.held.get(&client).copied().unwrap_or_default();
+        let memory = memory_of(pages);
+        let of_clients = self.held.iter().filter(|(holder, _)| **holder != ClientId::LOCAL);
+        let all: u64 = of_clients.map(|(_, held)| held.memory).sum();
+        own.units + more <= total.saturating_sub(self.units() + more)
+            && own.memory + memory <= HASHES_MAX.saturating_sub(all + memory)
     }
 
     /// Units reserved and withheld, without withheld extents in absent segments.
     pub(super) fn units(&self) -> u64 {
-        let open = self.open.values().map(Reservation::units);
+        let open = self.held.values().map(|held| held.units);
         let withheld = self.withheld.values().flat_map(|w| &w.extents).map(|e| u64::from(e.units));
         open.sum::<u64>() + withheld.sum::<u64>()
     }
@@ -297,7 +340,7 @@ impl StoreCore {
         let (extents, logged) = if let Some(withheld) = state.reservations.withheld.remove(&id) {
             drop(state);
             (withheld.extents, true)
-        } else if let Some(reservation) = state.reservations.open.remove(&id) {
+        } else if let Some(reservation) = state.reservations.remove(id) {
             self.counters.runs_abandoned.add(reservation.runs.len() as u64);
             state.release_lease(reservation.lease.0);
             // Recorded under the lock: an explanation that finds no reservation finds the cause.
@@ -467,15 +510,33 @@ mod tests {
     fn client_reserves_at_most_half_of_the_unreserved_space() {
         let mut all = Reservations::new(HashMap::new());
         let (one, two) = (ClientId(1), ClientId(2));
-        assert!(all.allow(one, 50, 100) && !all.allow(one, 51, 100));
-        all.open.insert(1, reservation(1, 30));
-        all.open.insert(2, reservation(1, 20));
-        assert!(!all.allow(one, 1, 100));
-        assert!(all.allow(two, 25, 100) && !all.allow(two, 26, 100));
+        assert!(all.allow(one, 50, 100, 1) && !all.allow(one, 51, 100, 1));
+        all.insert(1, reservation(1, 30));
+        all.insert(2, reservation(1, 20));
+        assert!(!all.allow(one, 1, 100, 1));
+        assert!(all.allow(two, 25, 100, 1) && !all.allow(two, 26, 100, 1));
         let extents = vec![Extent { segment: SegmentId::new(0, 1), start: 0, units: 40 }];
         let absent = Vec::new();
         all.withheld.insert(3, Withheld { client: "gone".to_owned(), extents, absent });
-        assert!(all.allow(two, 5, 100) && !all.allow(two, 6, 100));
+        assert!(all.allow(two, 5, 100, 1) && !all.allow(two, 6, 100, 1));
+    }
+
+    #[test]
+    fn client_uses_at_most_half_of_the_unused_memory() {
+        let mut all = Reservations::new(HashMap::new());
+        let (one, two) = (ClientId(1), ClientId(2));
+        all.connect(one, "one");
+        let hashes = vec![PageHash::NONE; 65_535];
+        let mut open = 0;
+        while all.allow(one, 1, u64::MAX, hashes.len()) {
+            all.insert(open, Reservation { hashes: hashes.clone(), ..reservation(1, 1) });
+            open += 1;
+        }
+        assert_eq!(open, HASHES_MAX / 2 / memory_of(hashes.len()));
+        assert!(all.allow(two, 1, u64::MAX, hashes.len()), "another client may reserve");
+        assert!(all.take(one, 0).is_ok() && all.allow(one, 1, u64::MAX, hashes.len()));
+        all.disconnect(one);
+        assert!(all.held.is_empty() && all.units() == open - 1);
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl StoreCore {
         if !self.index_takes(&put.hashes[pages.clone()]) {
             return Err(Refusal::IndexMemory);
         }
-        if !self.is_within_share(put.client, *promised + units) {
+        if !self.is_within_share(put, *promised + units) {
             return Err(Refusal::NoSpace);
         }
         self.make_quota_space(put.scope.slot, units, until.space)?;
@@ -250,11 +250,14 @@ impl StoreCore {
         })
     }
 
-    /// Returns whether a client may reserve `units` more. The owner's own puts are not limited.
-    fn is_within_share(&self, client: ClientId, units: u64) -> bool {
+    /// Returns whether the client of a put may reserve `units` for it. The owner's own puts are not
+    /// limited.
+    fn is_within_share(&self, put: &PutBatch<'_>, units: u64) -> bool {
         let budget = self.shape.budget();
         let total = u64::from(budget.segments_max) * budget.segment_bytes / UNIT;
-        client == ClientId::LOCAL || self.state.lock().reservations.allow(client, units, total)
+        let (client, pages) = (put.client, put.hashes.len());
+        client == ClientId::LOCAL
+            || self.state.lock().reservations.allow(client, units, total, pages)
     }
 
     /// Ends a put of which no run was placed. Retains the stored pages of the put before it ends
