@@ -601,6 +601,11 @@ class Store:
     def role(self) -> str:
         """Current role: "owner", or "client", which takes over if the owner dies or closes."""
     @property
+    def answers_at_once(self) -> bool:
+        """Whether this process owns the store and the index is in memory, so that lookups wait for
+        nothing. False while the store is being reopened or closed.
+        """
+    @property
     def problem(self) -> str:
         """Why the store is not fully usable; "" if it is. Either a write or sync of the owner
         failed, and the owner has not reopened the store yet, or the owner does not answer. In a
@@ -822,6 +827,11 @@ class Cache:
     @property
     def role(self) -> str:
         """Current role: "owner" if this process owns all tiers of this machine, else "client"."""
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether this process owns all tiers of this machine, and their indexes are in memory, so
+        that lookups in these tiers wait for nothing.
+        """
     @property
     def problem(self) -> str:
         """The problem that limits the use of a tier of this machine; "" if none is limited."""

@@ -199,6 +199,7 @@ class FailingStore:
 
     def __init__(self, role: str = "client") -> None:
         self.role = role
+        self.answers_at_once = role == "owner"
         self.policy = self
         self.closed, self.closable = Event(), Event()
         self.closable.set()

@@ -52,7 +52,7 @@ def test_second_process_becomes_client(where: Path) -> None:
         child = start(
             """
             with rt.Store.open(sys.argv[1]) as store:
-                assert store.role == "client"
+                assert (store.role, store.answers_at_once) == ("client", False)
                 assert holds(store, "mine")
                 assert put(store, "theirs") == 4
                 ticket = store.submit_put(

@@ -138,7 +138,7 @@ def test_reopened_store_has_all_pages(where: Path, durability: str, io: str) -> 
         put(store, LOOSE, KEYS[::2])
         store.delete(LOOSE, KEYS[:1])
     with rt.Store.open(where) as store:
-        assert store.role == "owner"
+        assert (store.role, store.answers_at_once) == ("owner", True)
         check(store, CHAIN, KEYS)
         assert store.exists(LOOSE, KEYS) == [False, False, True, False, True, False]
 

@@ -93,9 +93,9 @@ class RecordedStore:
 
     AT_ONCE = frozenset(
         {
+            "answers_at_once",
             "note_decision",
             "note_prefill_avoided",
-            "role",
             "submit_get",
             "submit_put",
             "time_limit",

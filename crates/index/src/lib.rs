@@ -198,6 +198,11 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Number of leading pages of `pages` that are in the index.
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
 
+    /// Whether lookups may read files, and then wait for a disk.
+    fn reads_files(&self) -> bool {
+        false
+    }
+
     /// Names of the methods that can answer [`PrefixIndex::probe`]; the first method is in use.
     fn probe_methods(&self) -> &'static [&'static str] {
         &["walk"]

@@ -110,13 +110,13 @@ impl CurrentMembership {
         self.membership.read()
     }
 
-    /// Returns whether this process owns the store and no thread waits to change the membership.
-    /// While both are true, a call waits neither for another process nor for the membership's lock.
-    /// Never waits.
+    /// Returns whether this process owns the store, its index is in memory, and no thread waits to
+    /// change the membership. While all are true, a lookup waits neither for another process nor
+    /// for a disk nor for the membership's lock. Never waits.
     pub(crate) fn answers_at_once(&self) -> bool {
         // `try_read` fails while a writer waits, because a waiting writer blocks new readers.
         let membership = self.membership.try_read();
-        membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
+        membership.is_some_and(|held| held.core().is_some_and(|core| !core.index_reads_files()))
     }
 
     /// Returns the failure of a write or sync that poisoned the core of this process, until the

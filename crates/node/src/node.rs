@@ -183,8 +183,8 @@ impl Node {
         self.shared.catalog.membership.get().role()
     }
 
-    /// Returns whether this process owns the store and neither reopens nor closes it, so that a
-    /// call that needs no disk returns immediately. Never waits.
+    /// Returns whether this process owns the store and neither reopens nor closes it, and the index
+    /// is in memory, so that a lookup returns immediately. Never waits.
     #[must_use]
     pub fn answers_at_once(&self) -> bool {
         self.shared.catalog.membership.answers_at_once()

@@ -367,6 +367,13 @@ impl Cache {
         Ok(py.detach(|| cache.role()).or_raise(py)?.word())
     }
 
+    /// Whether this process owns all tiers of this machine, and their indexes are in memory, so that
+    /// lookups in these tiers wait for nothing.
+    #[getter]
+    fn answers_at_once(&self, py: Python<'_>) -> PyResult<bool> {
+        self.cache(py)?.answers_at_once().or_raise(py)
+    }
+
     /// The problem that limits the use of a tier of this machine; "" if none is limited.
     #[getter]
     fn problem(&self, py: Python<'_>) -> PyResult<String> {

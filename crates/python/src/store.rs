@@ -143,9 +143,9 @@ impl Store {
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let probe = || node.store().probe(&scope.inner, &keys);
-        // A probe in this process takes a microsecond, which is less than detaching from the
-        // interpreter takes while other threads run. A call that stays attached waits neither for
-        // another process nor for a closing store.
+        // A probe of an index in this process's memory takes a microsecond, which is less than
+        // detaching from the interpreter takes while other threads run. A call that stays attached
+        // waits neither for another process nor for a disk nor for a closing store.
         let open = self.node.gate.try_read();
         let attached = open.is_some() && node.answers_at_once();
         let hit = if attached {
@@ -450,6 +450,13 @@ impl Store {
     fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
         let node = self.node.get(py)?;
         Ok(py.detach(|| node.role().word()))
+    }
+
+    /// Whether this process owns the store and the index is in memory, so that lookups wait for
+    /// nothing. False while the store is being reopened or closed.
+    #[getter]
+    fn answers_at_once(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.node.get(py)?.answers_at_once())
     }
 
     /// The problem that limits the use of the store; "" if its use is not limited. A client asks

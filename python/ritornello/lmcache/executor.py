@@ -1,8 +1,9 @@
 """Runs queries to the store without blocking the engine's threads.
 
-In the process that owns the store a query takes microseconds, and runs in the caller unless the
-background thread exists. In other processes it passes through a socket to the owner, which may be
-dead or stopped, and runs on the background thread. A query that waits for a remote moves to this
+In the process that owns the store, if the index is in memory, a query takes microseconds, and runs
+in the caller unless the background thread exists. An index with files may wait for a disk. In other
+processes a query passes through a socket to the owner, which may be dead or stopped. Such queries
+run on the background thread. A query that waits for a remote moves to this
 thread too, which repeats it without delaying the queries behind it. Once the thread exists, it
 begins all queries, in the order of their submission.
 """
@@ -29,8 +30,8 @@ Query = Callable[[bool], bool | None]
 
 class LookupExecutor:
     """Begins queries in submission order. `at_once` returns whether a query would return without
-    waiting for another process. Such a query runs in the caller, unless the background thread
-    exists.
+    waiting for another process or for a disk. Such a query runs in the caller, unless the
+    background thread exists.
     """
 
     def __init__(self, at_once: Callable[[], bool]) -> None:

@@ -39,24 +39,24 @@ class LMCacheStore(FailSafeStore):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, logger, lambda _: self.meter.add("errors"))
         self.meter = Meter()
-        self._owned: Store | None = None
+        self._at_once: Store | None = None
         self.open()
 
     def is_owner(self) -> bool:
-        """Returns whether this process owns the store. The store is not asked again once this
-        process is its owner, because the process stays the owner until the store is closed.
+        """Returns whether this process owns the store."""
+        return self.call("role", lambda store: store.role, "") == "owner"
+
+    def answers_at_once(self) -> bool:
+        """Returns whether no lookup waits for another process or for a disk. The store is not asked
+        again once this is true, because the process stays the owner until the store is closed.
         """
 
         def action(store: "Store") -> bool:
-            if self._owned is not store and store.role == "owner":
-                self._owned = store
-            return self._owned is store
+            if self._at_once is not store and store.answers_at_once:
+                self._at_once = store
+            return self._at_once is store
 
-        return self.call("role", action, False)
-
-    def answers_at_once(self) -> bool:
-        """Returns whether no call of the store waits for another process."""
-        return bool(self.broken) or self.is_owner()
+        return bool(self.broken) or self.call("role", action, False)
 
     def problem(self) -> str:
         """Returns the reason why the store is not fully usable, "" if it is fully usable."""

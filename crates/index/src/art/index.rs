@@ -159,6 +159,10 @@ impl PrefixIndex for ArtIndex {
         matched
     }
 
+    fn reads_files(&self) -> bool {
+        true
+    }
+
     fn probe_methods(&self) -> &'static [&'static str] {
         &["walk", "range"]
     }

@@ -173,6 +173,10 @@ impl PrefixIndex for LsmIndex {
         self.probe_with(self.probe, scope, pages)
     }
 
+    fn reads_files(&self) -> bool {
+        true
+    }
+
     fn probe_methods(&self) -> &'static [&'static str] {
         match self.probe {
             ProbeMethod::Bisect => {

@@ -103,6 +103,12 @@ impl StoreCore {
         Arc::clone(&self.segments)
     }
 
+    /// Whether lookups may read files of the index, and then wait for a disk.
+    #[must_use]
+    pub fn index_reads_files(&self) -> bool {
+        self.index.reads_files()
+    }
+
     /// The current manifest.
     #[must_use]
     pub fn manifest(&self) -> Arc<Manifest> {

@@ -167,6 +167,16 @@ impl Cache {
         Ok(if self.tiers.local.iter().all(owns) { Role::Owner } else { Role::Client })
     }
 
+    /// Returns whether lookups in all local tiers return immediately: see
+    /// [`ritornello_node::Node::answers_at_once`].
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn answers_at_once(&self) -> Result<bool> {
+        self.check()?;
+        Ok(self.tiers.local.iter().all(|tier| tier.node.answers_at_once()))
+    }
+
     /// Returns the problem that limits the use of a local tier, or `None`; the lowest tier is
     /// checked first.
     ///

@@ -1,9 +1,9 @@
-"""Calls of a scheduler to its store. These calls must not wait for another process.
+"""Calls of a scheduler to its store. They must not wait for another process or for a disk.
 
-A store that this process owns answers from memory. If another process owns the store, calls go over
-a socket to that process, which may be stopped. Lookups then run on vLLM's lookup thread, and calls
-without a result (`release`, `touch`) on a background thread. Loads and puts run on the threads of
-the store.
+A store that this process owns answers from memory, unless its index has files (`lsm`), which may
+wait for a disk. If another process owns the store, calls go over a socket to that process, which
+may be stopped. In both cases lookups run on vLLM's lookup thread, and calls without a result
+(`release`, `touch`) on a background thread. Loads and puts run on the threads of the store.
 """
 
 import logging
@@ -149,23 +149,23 @@ class TierStore(ChunkStore):
     """The store of a tier that is one store, not a cache over several tiers."""
 
     def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:
-        self._is_owner: bool | None = None
-        self._role_of: Store | None = None
+        self._at_once: bool | None = None
+        self._asked: Store | None = None
         super().__init__(settings, meter, hash_algorithm)
 
     def answers_at_once(self) -> bool:
-        """Returns whether this process owns the store, so that lookups read its memory."""
-        if self._is_owner is None or self._role_of is not self._store:
-            self._role_of = self._store
-            self._is_owner = self.call("role", lambda store: store.role, "") == "owner"
-        return self._is_owner
+        """Returns whether this process owns the store and lookups read only its memory."""
+        if self._at_once is None or self._asked is not self._store:
+            self._asked = self._store
+            self._at_once = self.call("role", lambda store: store.answers_at_once, False)
+        return self._at_once
 
     def end_step(self) -> None:
-        """Makes a client query its role again in the next step, because a client becomes the owner
-        if the owner dies. An owner remains the owner until the store is reopened.
+        """Makes a client ask again in the next step, because a client becomes the owner if the
+        owner dies. An owner remains the owner until the store is reopened.
         """
-        if not self._is_owner:
-            self._is_owner = None
+        if not self._at_once:
+            self._at_once = None
 
     def release(self, lease: Any) -> None:
         self.call_later("release", lambda store: store.release(lease))

@@ -32,10 +32,11 @@ class StoreLookups:
     def find(
         self, state: RequestState, group: Group, scope: "Scope", key: bytes, context: Context
     ) -> LookupAnswer:
-        """Returns whether the chunk is stored, and leases it. If this process owns the store, one
-        lookup in a chained group also answers for the consecutive chunks after the key, up to the
-        first miss. If another process owns the store, returns `PENDING`: `batch_lookup`, on a
-        thread that may block, finds the answer. Returns `MISS` while the store is out of use.
+        """Returns whether the chunk is stored, and leases it. If this process owns the store and
+        its index is in memory, one lookup in a chained group also answers for the consecutive
+        chunks after the key, up to the first miss. If another process owns the store, or the index
+        has files, returns `PENDING`: `batch_lookup`, on a thread that may block, finds the answer.
+        Returns `MISS` while the store is out of use.
         """
         if not self._store.answers_at_once():
             return LookupAnswer.MISS if self._store.broken else LookupAnswer.PENDING
