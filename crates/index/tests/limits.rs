@@ -98,28 +98,83 @@ fn failed_checkpoint_poisons_but_loses_no_run() {
 
 #[test]
 fn failed_open_loses_no_run() {
-    let disk = SimDisk::new(1 << 24);
-    {
-        let index = open(Arc::new(disk.clone()), RunOptions::default());
-        for family in 0..9 {
-            insert(&index, family + 1, None, &pages(family, 3)).unwrap();
-            if family % 4 == 3 {
-                index.checkpoint().unwrap();
-            }
-        }
-        index.sync().unwrap();
-    }
+    let disk = nine_runs();
     for op in [Op::Open, Op::Read, Op::List, Op::Stat, Op::CreateDir] {
         for nth in 1..20 {
             let schedule = Schedule::new();
             schedule.add(Rule::nth(nth, MediumFault::Io).on(op));
             let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
-            if let Ok(index) = RunIndex::open(medium, Path::new(DIR), RunOptions::default()) {
-                assert_eq!(index.stats().runs, 9);
+            match RunIndex::open(medium, Path::new(DIR), RunOptions::default()) {
+                Ok(index) => assert_eq!(index.stats().runs, 9, "{op:?} {nth}"),
+                Err(error) => assert!(op != Op::Read, "{nth}: one failed read: {error}"),
             }
         }
     }
     assert_eq!(open(Arc::new(disk), RunOptions::default()).stats().runs, 9);
+}
+
+/// Two checkpoints and a journal with nine runs, of which each checkpoint and the journal files
+/// have some.
+fn nine_runs() -> SimDisk {
+    let disk = SimDisk::new(1 << 24);
+    let index = open(Arc::new(disk.clone()), RunOptions::default());
+    for family in 0..9 {
+        insert(&index, family + 1, None, &pages(family, 3)).unwrap();
+        if family % 4 == 3 {
+            index.sync().unwrap();
+            index.checkpoint().unwrap();
+        }
+    }
+    index.sync().unwrap();
+    disk
+}
+
+#[test]
+fn unreadable_checkpoint_is_replaced_by_the_other() {
+    for name in ["checkpoint-0", "checkpoint-1"] {
+        for nth in 1..4 {
+            let (disk, schedule) = (nine_runs(), Schedule::new());
+            schedule.add(Rule::nth(nth, MediumFault::Io).onward().on(Op::Read).at(name));
+            let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+            let index = open(medium.clone(), RunOptions::default());
+            assert_eq!((index.stats().runs, index.recovered().damaged), (9, false), "{name} {nth}");
+            insert(&index, 10, None, &pages(10, 3)).unwrap();
+            index.sync().unwrap();
+            drop(index);
+            schedule.heal();
+            assert_eq!(open(medium, RunOptions::default()).stats().runs, 10, "{name} {nth}");
+        }
+    }
+}
+
+#[test]
+fn unreadable_journal_costs_its_records_only() {
+    let (disk, schedule) = (nine_runs(), Schedule::new());
+    let last = disk.list(Path::new(DIR)).unwrap().pop().unwrap();
+    let last = last.to_str().unwrap().to_owned();
+    // The header of the file can be read, and no record of it.
+    schedule.add(Rule::nth(2, MediumFault::Io).onward().on(Op::Read).at(last));
+    let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
+    let index = open(medium, RunOptions::default());
+    assert_eq!((index.stats().runs, index.recovered().damaged), (8, true));
+    drop(index);
+    let index = open(Arc::new(disk), RunOptions::default());
+    assert_eq!((index.stats().runs, index.recovered().damaged), (8, false));
+}
+
+/// Reads fail for a time: the index is read again before records are given up.
+#[test]
+fn journal_that_can_be_read_again_loses_no_record() {
+    let (disk, schedule) = (nine_runs(), Schedule::new());
+    let last = disk.list(Path::new(DIR)).unwrap().pop().unwrap();
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Read).at(last.to_str().unwrap()));
+    let healing = schedule.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(250));
+        healing.heal();
+    });
+    let index = open(Arc::new(Faulty::new(Arc::new(disk), schedule)), RunOptions::default());
+    assert_eq!((index.stats().runs, index.recovered().damaged), (9, false));
 }
 
 #[test]

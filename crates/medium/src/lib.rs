@@ -54,6 +54,14 @@ pub struct Access {
     pub direct: bool,
 }
 
+/// Whether an error means that the disk cannot return a file's contents.
+#[must_use]
+pub fn is_unreadable(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let numbers = [Errno::IO, Errno::UCLEAN, Errno::BADMSG].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+}
+
 /// [`Room::kind`] of tmpfs, a file system in memory.
 pub const TMPFS: u64 = 0x0102_1994;
 

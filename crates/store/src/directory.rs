@@ -18,12 +18,13 @@ use crate::options::{IndexKind, Options, SEGMENT_BYTES};
 use ritornello_format::{
     Error, ErrorKind, Manifest, Result, ScopeRegistry, StoredRegistry, VolumeMarker, VolumeRecord,
 };
-use ritornello_medium::{Access, Medium, MediumFile};
+use ritornello_medium::{Access, Medium, MediumFile, is_unreadable};
 use ritornello_volume::segments::Segments;
 use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use std::{io, iter};
 
 /// Names that may exist in a store's directory, besides names that begin with `owner.sock`.
@@ -66,6 +67,17 @@ pub(crate) const SEGMENTS: &str = "segments";
 /// Maximum volumes, including retired volumes.
 pub(crate) const VOLUMES_MAX: usize = 256;
 
+/// Pause before the last attempt to read a file that the disk cannot read.
+const REREAD_PAUSE: Duration = Duration::from_millis(500);
+
+/// The result of an attempt to read a file.
+enum Contents {
+    Absent,
+    Read(Vec<u8>),
+    /// The disk cannot read the file.
+    Unreadable,
+}
+
 /// The files of one store.
 #[derive(Clone, Debug)]
 pub struct Directory {
@@ -96,8 +108,7 @@ impl Directory {
         let bytes = self.read_in(&self.path, MANIFEST);
         // Fail if file descriptors or memory ran out: the manifest may be intact, and the copy may
         // hold a change that never took effect.
-        let is_of_the_disk = |error: &io::Error| error.raw_os_error().is_some_and(is_damage);
-        if bytes.as_ref().is_err_and(|error| !is_of_the_disk(error)) {
+        if bytes.as_ref().is_err_and(|error| !is_unreadable(error)) {
             return decode(MANIFEST, bytes);
         }
         match decode(MANIFEST, bytes) {
@@ -120,7 +131,7 @@ impl Directory {
                 (Ok(_), Ok(None)) => {}
                 // Do not report the copy as damaged: it may be of another format, or could not be
                 // read for lack of file descriptors.
-                (_, Err(error)) if error.kind() != ErrorKind::Fatal && !is_unreadable(&error) => {
+                (_, Err(error)) if error.kind() != ErrorKind::Fatal && !was_unreadable(&error) => {
                     return Err(error.with("dir", self.display()));
                 }
                 (Err(error), _) | (Ok(_), Err(error)) => {
@@ -472,15 +483,22 @@ impl Directory {
     }
 
     /// Reads the scope registry. A missing registry is returned as empty, with
-    /// [`StoredRegistry::is_whole`] unset. `None` if the registry is damaged, or its scopes have
-    /// ids of a different version.
+    /// [`StoredRegistry::is_whole`] unset. `None` if the registry is damaged, the disk cannot read
+    /// it, or its scopes have ids of a different version.
     ///
     /// # Errors
-    /// File-system errors; `Invalid` if the format version differs.
+    /// File-system errors except `EIO`; `Invalid` if the format version differs.
     pub fn registry(&self) -> Result<Option<StoredRegistry>> {
-        match self.read(SCOPES)? {
-            None => Ok(Some(StoredRegistry::default())),
-            Some(bytes) => match ScopeRegistry::decode(&bytes) {
+        match self.read_unless_unreadable(SCOPES)? {
+            Contents::Absent => Ok(Some(StoredRegistry::default())),
+            Contents::Unreadable => {
+                tracing::warn!(
+                    dir = %self.display(),
+                    "the disk cannot read SCOPES: the store starts without any scope or page"
+                );
+                Ok(None)
+            }
+            Contents::Read(bytes) => match ScopeRegistry::decode(&bytes) {
                 Ok(registry) => Ok(Some(registry)),
                 Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
                 Err(why) => {
@@ -504,12 +522,27 @@ impl Directory {
         self.replace(SCOPES, bytes)
     }
 
-    /// Reads the reservation log.
+    /// Reads the reservation log; `None` if the disk cannot read it.
     ///
     /// # Errors
-    /// File-system errors, with advice.
-    pub fn reservation_log(&self) -> Result<Vec<u8>> {
-        Ok(self.read(RESERVATIONS)?.unwrap_or_default())
+    /// File-system errors except `EIO`, with advice.
+    pub fn reservation_log(&self) -> Result<Option<Vec<u8>>> {
+        Ok(match self.read_unless_unreadable(RESERVATIONS)? {
+            Contents::Absent => Some(Vec::new()),
+            Contents::Read(log) => Some(log),
+            Contents::Unreadable => None,
+        })
+    }
+
+    /// Names of the lock files of clients; none if no client ever used the store.
+    ///
+    /// # Errors
+    /// File-system errors.
+    pub(crate) fn client_names(&self) -> io::Result<Vec<String>> {
+        match self.medium.list(&self.path.join("clients")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            names => Ok(names?.iter().map(|name| name.to_string_lossy().into_owned()).collect()),
+        }
     }
 
     /// Replaces the reservation log by `log`. Returns the new file for appending. The file is not
@@ -536,6 +569,19 @@ impl Directory {
 
     pub(crate) fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         self.read_in(&self.path, name).map_err(|error| self.refused(error).with("file", name))
+    }
+
+    /// Reads a file. If the disk cannot read the file, tries again, at last after
+    /// [`REREAD_PAUSE`], because the fault may be temporary.
+    fn read_unless_unreadable(&self, name: &str) -> Result<Contents> {
+        for pause in [Duration::ZERO, Duration::ZERO, REREAD_PAUSE] {
+            std::thread::sleep(pause);
+            match self.read(name) {
+                Err(error) if was_unreadable(&error) => {}
+                read => return Ok(read?.map_or(Contents::Absent, Contents::Read)),
+            }
+        }
+        Ok(Contents::Unreadable)
     }
 
     /// Reads a file of `dir`, at most its first GiB; `None` if it does not exist.
@@ -617,15 +663,9 @@ impl Directory {
 }
 
 /// Whether `error` means that the disk cannot return a file's contents.
-fn is_unreadable(error: &Error) -> bool {
+fn was_unreadable(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
-    cause.and_then(io::Error::raw_os_error).is_some_and(is_damage)
-}
-
-/// Whether an error number means that the disk cannot return a file's contents.
-fn is_damage(number: i32) -> bool {
-    use rustix::io::Errno;
-    [Errno::IO, Errno::UCLEAN, Errno::BADMSG].map(Errno::raw_os_error).contains(&number)
+    cause.is_some_and(is_unreadable)
 }
 
 fn random_bytes() -> Result<[u8; 16]> {

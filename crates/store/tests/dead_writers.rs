@@ -158,6 +158,47 @@ fn shortened_reservation_log_is_found() {
     }
 }
 
+/// The disk cannot read the reservation log while a client may be writing: the free space, which
+/// includes the client's, waits until the client has ended, also across a further opening.
+#[test]
+fn unreadable_reservation_log_withholds_free_space() {
+    let disk = SimDisk::new(64 * MIB);
+    let open = open_on(Arc::new(disk.clone()), &store_options()).unwrap();
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
+    let catalog = open.core.catalog_for(ClientId(1), NAME);
+    let scope = catalog.resolve(&chained(65_536), true).unwrap().unwrap();
+    let keys = sequence(77, 4);
+    catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
+    open.store.flush().unwrap();
+    std::mem::forget(open);
+    disk.create_dir(Path::new("/store/clients")).unwrap();
+    let access = Access { write: true, create: true, direct: false };
+    disk.open(&Path::new("/store/clients").join(NAME), access).unwrap();
+
+    let lives = Arc::new(AtomicBool::new(true));
+    let looked_at = Arc::clone(&lives);
+    let alive: ClientAlive =
+        Arc::new(move |name| name == NAME && looked_at.load(Ordering::Relaxed));
+    let schedule = Schedule::new();
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Read).at("RESERVATIONS"));
+    let medium = Faulty::new(Arc::new(disk.clone()), schedule);
+    let withheld = |open: &Open| {
+        open.core.run_once();
+        open.store.stats().unwrap().catalog.reserved_bytes
+    };
+    let open = open_beside(Arc::new(medium), &store_options(), Arc::clone(&alive)).unwrap();
+    let free = withheld(&open);
+    assert!(free > MIB / 2, "{free}");
+    std::mem::forget(open);
+    let open = open_beside(Arc::new(disk), &store_options(), alive).unwrap();
+    assert_eq!(withheld(&open), free);
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(1, 4), None).pages, 4);
+    lives.store(false, Ordering::Relaxed);
+    assert_eq!(withheld(&open), 0);
+    assert_eq!(put(&open.store, &chained(65_536), &sequence(2, 4), None).pages, 4);
+    open.close();
+}
+
 /// A process wrote a run and never committed it. `fsck --salvage` restores the run, and a flush
 /// makes it durable.
 #[test]

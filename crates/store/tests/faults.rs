@@ -134,6 +134,29 @@ fn fault_during_open_returns_no_wrong_byte() {
     assert!(opened > 0, "every opening failed");
 }
 
+/// A sector of the scope registry cannot be read: the opening drops the scopes, as after damage. If
+/// the registry can be read again, the opening drops nothing.
+#[test]
+fn unreadable_scope_registry_does_not_prevent_opening() {
+    let opts = options(Path::new("/store"), 12);
+    let (scope, keys) = (chained(64 << 10), sequence(1, 4));
+    for lasts in [true, false] {
+        let disk = SimDisk::new(64 << 20);
+        let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
+        put(&open.store, &scope, &keys, None);
+        open.close();
+        let schedule = Schedule::new();
+        let fault = Rule::nth(1, MediumFault::Io).on(Op::Read).at("/store/SCOPES");
+        schedule.add(if lasts { fault.onward() } else { fault });
+        let medium = Arc::new(Faulty::new(Arc::new(disk), schedule.clone()));
+        let open = open_on(medium, &opts).unwrap();
+        assert_eq!(schedule.injected() > 1, lasts);
+        assert_eq!(get(&open.store, &scope, &keys).pages, if lasts { 0 } else { 4 });
+        assert_eq!(put(&open.store, &scope, &keys, None).pages, 4);
+        open.close();
+    }
+}
+
 /// The index finds no space: a flush may fail, no page is lost, and a flush succeeds once space is
 /// free.
 #[test]

@@ -1,13 +1,16 @@
 //! Reads checksummed frames from a file of the index `run` or of the residency backend `run`, one
 //! at a time, in bounded memory.
 
-use ritornello_format::Result;
 use ritornello_format::journal::{Frame, Parsed, read_frame};
-use ritornello_medium::MediumFile;
+use ritornello_medium::{MediumFile, is_unreadable};
+use std::io;
 use std::sync::Arc;
 
 /// Bytes of the buffer into which the file is read, unless a frame needs more.
 const CHUNK: usize = 1 << 20;
+/// Bytes that are read at a time after the disk failed to return more: an unreadable sector then
+/// costs only the frames from this block on.
+const BLOCK: usize = 4096;
 
 /// A reader of frames. The reader's buffer holds at most one chunk and one frame of the maximum
 /// length, even if a damaged frame claims to be longer.
@@ -20,6 +23,8 @@ pub(crate) struct Frames {
     end: usize,
     /// Offset in the file of the buffer's end.
     offset: u64,
+    /// Bytes to read at a time: [`CHUNK`], or [`BLOCK`] after a failed read.
+    step: usize,
 }
 
 /// The result of [`Frames::next`].
@@ -34,7 +39,7 @@ pub(crate) enum Next<'a> {
 
 impl Frames {
     pub(crate) fn new(file: Arc<dyn MediumFile>, offset: u64) -> Self {
-        Self { file, buffer: Vec::new(), start: 0, end: 0, offset }
+        Self { file, buffer: Vec::new(), start: 0, end: 0, offset, step: CHUNK }
     }
 
     /// Offset in the file of the next frame.
@@ -43,16 +48,20 @@ impl Frames {
     }
 
     /// Returns the next bytes of the file: at least `count`, unless fewer are left.
-    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8]> {
+    ///
+    /// # Errors
+    /// The error of the read; [`is_unreadable`] if the disk cannot return the bytes, also when they
+    /// are read again.
+    pub(crate) fn peek(&mut self, count: usize) -> io::Result<&[u8]> {
         while self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
-            let requested = count.max(CHUNK);
+            let requested = count.max(self.step).max(self.end + BLOCK);
             if self.buffer.len() < requested {
                 self.buffer.resize(requested, 0);
             }
-            let read = self.file.read_at(&mut self.buffer[self.end..], self.offset)?;
+            let read = self.read()?;
             if read == 0 {
                 break;
             }
@@ -62,8 +71,25 @@ impl Frames {
         Ok(&self.buffer[self.start..self.end])
     }
 
+    /// Reads the next bytes of the file into the rest of the buffer, or only the next block if a
+    /// read has failed.
+    fn read(&mut self) -> io::Result<usize> {
+        if self.step == CHUNK {
+            match self.file.read_at(&mut self.buffer[self.end..], self.offset) {
+                Err(error) if is_unreadable(&error) => self.step = BLOCK,
+                read => return read,
+            }
+        }
+        let block = BLOCK - self.offset as usize % BLOCK;
+        let end = self.buffer.len().min(self.end + block);
+        read_twice(self.file.as_ref(), &mut self.buffer[self.end..end], self.offset)
+    }
+
     /// Returns the next frame. After `End` or `Torn`, every call returns the same value again.
-    pub(crate) fn next(&mut self) -> Result<Next<'_>> {
+    ///
+    /// # Errors
+    /// Errors of [`Frames::peek`]; [`Frames::position`] is then the offset of the frame.
+    pub(crate) fn next(&mut self) -> io::Result<Next<'_>> {
         let mut needed = 0;
         loop {
             let bytes = self.peek(needed)?;
@@ -88,5 +114,18 @@ impl Frames {
             Parsed::Frame(frame) => Ok(Next::Frame(frame)),
             _ => Ok(Next::Torn),
         }
+    }
+}
+
+/// Reads at `offset`; a second time if the disk fails the first read, because the fault may be
+/// temporary.
+pub(crate) fn read_twice(
+    file: &dyn MediumFile,
+    buffer: &mut [u8],
+    offset: u64,
+) -> io::Result<usize> {
+    match file.read_at(buffer, offset) {
+        Err(error) if is_unreadable(&error) => file.read_at(buffer, offset),
+        read => read,
     }
 }

@@ -101,7 +101,8 @@ pub struct Recovered {
     /// Whether durable records may be lost. Each of these states counts:
     /// * No checkpoint could be used, and the journal files lack the first record.
     /// * The newest intact checkpoint shows changes whose records the journal lacks.
-    /// * The journal is damaged, or lacks a file, before its end.
+    /// * The journal is damaged, or lacks a file, before its end, or the disk cannot read a part of
+    ///   it.
     ///
     /// A damaged checkpoint does not count if the other checkpoint, or the journal alone, restores
     /// everything. A torn frame at the end of the journal does not count.
@@ -115,9 +116,10 @@ impl RunIndex {
     /// verification are dropped, logged, and counted in [`RunIndex::recovered`].
     ///
     /// # Errors
-    /// `Invalid` if a file has an unknown format version; `Retry` if a file cannot be read or
-    /// created, or if the file system has no room to rewrite the index; `Fatal` if rewriting the
-    /// index fails for another reason.
+    /// `Invalid` if a file has an unknown format version; `Retry` if a file cannot be opened or
+    /// created, or cannot be read for lack of resources, or if the file system has no room to
+    /// rewrite the index; `Fatal` if rewriting the index fails for another reason. A part of a file
+    /// that the disk cannot read (`EIO`) counts as damage.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }

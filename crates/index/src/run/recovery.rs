@@ -10,7 +10,11 @@
 //!
 //! * A checkpoint loads, or the journal is empty or has its first record.
 //! * The journal has all changes that the loaded checkpoint may show.
-//! * At most a torn frame follows the journal's last record.
+//! * At most a torn frame follows the journal's last record, and the disk can read the journal.
+//!
+//! A part that the disk cannot read (`EIO`) counts as damaged, after it was read twice. If the
+//! other parts do not restore everything, all files are read once more after a pause, because the
+//! fault may be temporary.
 //!
 //! The open of undamaged files truncates the torn frame, and syncs the checkpoint, the journal
 //! files and the directory, so that all recovered changes are durable.
@@ -20,8 +24,8 @@
 //! undamaged may have been read from the page cache only. After a failed sync the kernel keeps
 //! bytes in the page cache that are not on the disk, and no later sync writes them. The open
 //! therefore writes the recovered state into new files before the index is used: after damage,
-//! after an unclean end, when runs got new names, and when an earlier rewriting was interrupted.
-//! The steps:
+//! after an unclean end, if the disk could not read a part of the files, when runs got new names,
+//! and when an earlier rewriting was interrupted. The steps:
 //!
 //! 1. Create an empty journal file after all other journal files, durably.
 //! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.
@@ -41,7 +45,7 @@
 //! only copy.
 
 use super::checkpoint::{self, CheckpointFile, Checkpoints};
-use super::frames::{Frames, Next};
+use super::frames::{Frames, Next, read_twice};
 use super::journal::{self, Journal, JournalFile, write_refused};
 use super::options::checkpoint_bytes;
 use super::pending::Pending;
@@ -50,14 +54,19 @@ use super::{Gauges, Recovered, RunIndex, RunOptions};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{JournalHeader, JournalRecord};
-use ritornello_format::{ErrorKind, Result};
-use ritornello_medium::{Access, Medium, MediumFile};
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_medium::{Access, Medium, MediumFile, is_unreadable};
+use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(super) const READ: Access = Access { write: false, create: false, direct: false };
 const WRITE: Access = Access { write: true, create: false, direct: false };
+/// Pause before the files are read again, if the disk cannot read a part of them and the other
+/// parts do not restore everything.
+const REREAD_PAUSE: Duration = Duration::from_millis(500);
 
 /// The result of a replay of journal files.
 #[derive(Debug, Default)]
@@ -72,8 +81,9 @@ struct Replayed {
     /// Number of the last file that was read.
     ended_in: u64,
     torn_bytes: u64,
-    /// Whether files after `ended_in` may have records that were not replayed, or the file at which
-    /// the replay should begin is missing.
+    /// Whether files after `ended_in` may have records that were not replayed, the file at which
+    /// the replay should begin is missing, or the disk cannot read the record at which the replay
+    /// ended.
     damaged: bool,
 }
 
@@ -100,26 +110,32 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         let bytes = medium.open(&journal::path(dir, number), READ)?.length()?;
         files.push(JournalFile { number, bytes });
     }
-    let mut headers = [None; 2];
-    for (slot, header) in headers.iter_mut().enumerate() {
-        *header = read_checkpoint_header(medium.as_ref(), dir, slot)?;
-    }
     let newest = newest_with_records(&files);
-    let source = Source { medium: medium.as_ref(), dir, numbers: &numbers, newest };
-    let (chosen, undamaged) = source.choose(&headers)?;
-    let Attempt { restored, replayed, slot, exact } = chosen;
+    let unreadable = Cell::new(false);
+    let source =
+        Source { medium: medium.as_ref(), dir, numbers: &numbers, newest, unreadable: &unreadable };
+    let mut found = source.recover()?;
+    if unreadable.get() && !found.is_undamaged() {
+        drop(found);
+        std::thread::sleep(REREAD_PAUSE);
+        unreadable.set(false);
+        found = source.recover()?;
+    }
+    let undamaged = found.is_undamaged();
+    let Found { headers, attempt, .. } = found;
+    let Attempt { restored, replayed, slot, exact } = attempt;
     let (mut tables, dropped) = finish(restored, !exact);
-    let undamaged = undamaged && !replayed.damaged;
     let renumbered = tables.runs.renumber();
     let next = replayed.last + 1;
 
     let last = numbers.last().copied();
     // Without any file, or with one journal file without records, no change was ever durable.
-    let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
+    let is_empty =
+        undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2] && !unreadable.get();
     // If the replay ended before the last file, an earlier open was interrupted while it rewrote
     // the index: the empty journal file of that open follows a file with a torn frame.
     let is_last = last.is_none_or(|last| last == replayed.ended_in);
-    let is_intact = options.clean && undamaged && is_last && !renumbered;
+    let is_intact = options.clean && undamaged && is_last && !renumbered && !unreadable.get();
     let must_rewrite = !is_intact && !is_empty;
     let file = match replayed.tail {
         _ if must_rewrite => {
@@ -290,11 +306,13 @@ fn gauges(journal: &Journal, medium: &dyn Medium, dir: &Path, budget: u64) -> Re
     })
 }
 
-/// The header of a checkpoint file; `None` if there is no file, or no intact header in it.
+/// The header of a checkpoint file; `None` if there is no file, no intact header in it, or if the
+/// disk cannot read the header, which sets `unreadable`.
 pub(super) fn read_checkpoint_header(
     medium: &dyn Medium,
     dir: &Path,
     slot: usize,
+    unreadable: &Cell<bool>,
 ) -> Result<Option<CheckpointHeader>> {
     let file = match medium.open(&checkpoint::path(dir, slot), READ) {
         Ok(file) => file,
@@ -302,8 +320,22 @@ pub(super) fn read_checkpoint_header(
         Err(error) => return Err(error.into()),
     };
     let mut bytes = [0; CheckpointHeader::BYTES];
-    let read = file.read_at(&mut bytes, 0)?;
+    let read = read_twice(file.as_ref(), &mut bytes, 0);
+    let Some(read) = none_if_unreadable(read, unreadable)? else { return Ok(None) };
     none_if_damaged(CheckpointHeader::decode(&bytes[..read]))
+}
+
+/// Turns the error of a read that the disk cannot do into `None`, and notes it in `unreadable`.
+fn none_if_unreadable<T>(read: io::Result<T>, unreadable: &Cell<bool>) -> Result<Option<T>> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if is_unreadable(&error) => {
+            tracing::warn!(%error, "a part of the index cannot be read");
+            unreadable.set(true);
+            Ok(None)
+        }
+        Err(error) => Err(Error::from(error)),
+    }
 }
 
 /// Turns damage into `None`; an unknown format version stays an error.
@@ -324,9 +356,35 @@ struct Source<'a> {
     numbers: &'a [u64],
     /// Number of the last journal file that may hold records.
     newest: u64,
+    /// Set if the disk could not read a part of the files.
+    unreadable: &'a Cell<bool>,
+}
+
+/// The state that the files restore.
+#[derive(Debug)]
+struct Found {
+    headers: [Option<CheckpointHeader>; 2],
+    attempt: Attempt,
+    /// Whether the chosen source has all changes up to the end of its replay.
+    is_whole: bool,
+}
+
+impl Found {
+    fn is_undamaged(&self) -> bool {
+        self.is_whole && !self.attempt.replayed.damaged
+    }
 }
 
 impl Source<'_> {
+    fn recover(&self) -> Result<Found> {
+        let mut headers = [None; 2];
+        for (slot, header) in headers.iter_mut().enumerate() {
+            *header = read_checkpoint_header(self.medium, self.dir, slot, self.unreadable)?;
+        }
+        let (attempt, is_whole) = self.choose(&headers)?;
+        Ok(Found { headers, attempt, is_whole })
+    }
+
     /// Recovers from the first of these sources that exists: the newest exact checkpoint; a journal
     /// that has its first record; the newest intact checkpoint; a journal without its beginning, if
     /// the header of its first file is intact. Without such a source the index is empty. Returns
@@ -348,7 +406,10 @@ impl Source<'_> {
         }
         // Without an exact checkpoint, use the journal alone if its first record still exists.
         let first = self.numbers.first().copied();
-        let header = first.map(|first| self.journal_header(first)).transpose()?.flatten();
+        let header = match first {
+            Some(first) => self.journal_header(first, self.unreadable)?,
+            None => None,
+        };
         let mut restored = Restored::default();
         let mut attempt = |number, first, exact| -> Result<Attempt> {
             let replayed = self.replay(&mut restored, number, first)?;
@@ -360,8 +421,13 @@ impl Source<'_> {
             }
             _ if inexact.is_some() => Ok((inexact.unwrap_or_default(), false)),
             // The index is new, or the creation of its first file was interrupted.
-            (None, _) => Ok((Attempt { exact: true, ..Attempt::default() }, true)),
-            (Some(1), None) if self.newest == 0 => Ok((attempt(1, 1, true)?, true)),
+            (None, _) => {
+                let attempt = Attempt { exact: true, ..Attempt::default() };
+                Ok((attempt, !self.unreadable.get()))
+            }
+            (Some(1), None) if self.newest == 0 && !self.unreadable.get() => {
+                Ok((attempt(1, 1, true)?, true))
+            }
             // No checkpoint is usable, and the journal lacks its beginning: runs in the missing
             // part are lost, and their descendants are dropped.
             (Some(number), Some(header)) => Ok((attempt(number, header.first, false)?, false)),
@@ -369,7 +435,7 @@ impl Source<'_> {
         }
     }
 
-    /// Loads a checkpoint. `None` unless every frame is intact and the last frame has the numbers
+    /// Loads a checkpoint. `None` unless every frame can be read and is intact, and the last frame has the numbers
     /// of the runs and pages that were loaded.
     fn load(
         &self,
@@ -380,7 +446,8 @@ impl Source<'_> {
         let mut frames = Frames::new(file, CheckpointHeader::BYTES as u64);
         let mut restored = Restored::default();
         for ordinal in 0.. {
-            let Next::Frame(frame) = frames.next()? else { return Ok(None) };
+            let next = none_if_unreadable(frames.next(), self.unreadable)?;
+            let Some(Next::Frame(frame)) = next else { return Ok(None) };
             if frame.sequence != header.sequence(ordinal) {
                 return Ok(None);
             }
@@ -413,10 +480,15 @@ impl Source<'_> {
         }
     }
 
-    fn journal_header(&self, number: u64) -> Result<Option<JournalHeader>> {
+    fn journal_header(
+        &self,
+        number: u64,
+        unreadable: &Cell<bool>,
+    ) -> Result<Option<JournalHeader>> {
         let Some(file) = self.file(number)? else { return Ok(None) };
         let mut bytes = [0; JournalHeader::BYTES];
-        let read = file.read_at(&mut bytes, 0)?;
+        let read = read_twice(file.as_ref(), &mut bytes, 0);
+        let Some(read) = none_if_unreadable(read, unreadable)? else { return Ok(None) };
         let header = none_if_damaged(JournalHeader::decode(&bytes[..read]))?;
         Ok(header.filter(|header| header.number == number))
     }
@@ -435,17 +507,19 @@ impl Source<'_> {
             };
             replayed.ended_in = number;
             let length = file.length()?;
-            let header = self.journal_header(number)?;
+            let unread = Cell::new(false);
+            let header = self.journal_header(number, &unread)?;
             if header.is_none_or(|header| header.first != replayed.last + 1) {
                 replayed.tail = None;
                 replayed.torn_bytes = length;
-                replayed.damaged = number < newest;
+                replayed.damaged = number < newest || self.note(&unread);
                 return Ok(replayed);
             }
             let mut frames = Frames::new(file, JournalHeader::BYTES as u64);
             let position = loop {
                 let position = frames.position();
-                let Next::Frame(frame) = frames.next()? else { break position };
+                let next = none_if_unreadable(frames.next(), &unread)?;
+                let Some(Next::Frame(frame)) = next else { break position };
                 let record = JournalRecord::decode(frame.kind, frame.body);
                 match record {
                     Ok(record) if frame.sequence == replayed.last + 1 => restored.apply(record),
@@ -456,11 +530,20 @@ impl Source<'_> {
             };
             replayed.tail = Some((number, position));
             replayed.torn_bytes = length.saturating_sub(position);
-            if replayed.torn_bytes > 0 {
-                replayed.damaged = number < newest;
+            let is_unreadable = self.note(&unread);
+            if replayed.torn_bytes > 0 || is_unreadable {
+                // A torn frame at the end of the last file is no damage: no sync covered it. A
+                // record that the disk cannot read may have been durable.
+                replayed.damaged = number < newest || is_unreadable;
                 return Ok(replayed);
             }
         }
         Ok(replayed)
+    }
+
+    /// Notes and returns whether the disk could not read a part of a journal file.
+    fn note(&self, unread: &Cell<bool>) -> bool {
+        self.unreadable.set(self.unreadable.get() || unread.get());
+        unread.get()
     }
 }

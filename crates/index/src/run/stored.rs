@@ -1,11 +1,13 @@
 //! Counts the runs and pages of an index that is not open, without a change of its files.
 
+use super::frames::read_twice;
 use super::recovery::{READ, read_checkpoint_header};
 use super::{RunIndex, checkpoint, journal};
 use ritornello_format::Result;
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
 use ritornello_format::journal::{JournalHeader, Parsed, read_frame};
-use ritornello_medium::Medium;
+use ritornello_medium::{Medium, is_unreadable};
+use std::cell::Cell;
 use std::path::Path;
 
 /// The files of an index that is not open.
@@ -32,7 +34,8 @@ impl RunIndex {
     pub fn stored(medium: &dyn Medium, dir: &Path) -> Result<StoredIndex> {
         let mut newest: Option<(CheckpointHeader, CheckpointEnd)> = None;
         for slot in 0..2 {
-            let Some(header) = read_checkpoint_header(medium, dir, slot)? else { continue };
+            let header = read_checkpoint_header(medium, dir, slot, &Cell::new(false))?;
+            let Some(header) = header else { continue };
             let Some(end) = read_end(medium, &checkpoint::path(dir, slot), header)? else {
                 continue;
             };
@@ -74,7 +77,10 @@ fn read_end(
         return Ok(None);
     };
     let mut bytes = [0; CheckpointFrame::END_BYTES];
-    let read = file.read_at(&mut bytes, offset)?;
+    let read = match read_twice(file.as_ref(), &mut bytes, offset) {
+        Err(error) if is_unreadable(&error) => return Ok(None),
+        read => read?,
+    };
     let Parsed::Frame(frame) = read_frame(&bytes[..read]) else { return Ok(None) };
     // Only the high half of the sequence number is known without the frames before this frame.
     if frame.sequence >> 32 != header.sequence(0) >> 32 {

@@ -26,6 +26,10 @@ const HASHES_MAX: u64 = 1 << 22;
 /// The memory that a reservation takes besides its hashes, in hashes.
 const RESERVATION_HASHES: u64 = 64;
 
+/// Client of the reservation that stands for all reservations of a log that the disk cannot read.
+/// No lock file has this name.
+pub(crate) const UNKNOWN_CLIENT: &str = "?";
+
 /// A put in progress.
 #[derive(Debug)]
 pub(crate) struct Reservation {
@@ -103,6 +107,13 @@ pub(crate) struct Withheld {
     pub(crate) extents: Vec<Extent>,
     /// Extents in absent segments, which the allocator does not know until they return.
     pub(crate) absent: Vec<Extent>,
+}
+
+impl Withheld {
+    /// Reservations of an unreadable log: any client may write to any of the free `extents`.
+    pub(crate) fn unknown(extents: Vec<Extent>) -> Self {
+        Self { client: UNKNOWN_CLIENT.to_owned(), extents, absent: Vec::new() }
+    }
 }
 
 /// The open reservations, the connected clients, and the reservations that are withheld for
@@ -569,7 +580,8 @@ mod tests {
         assert!(log.reserved(2, "b", &runs).is_err());
         schedule.heal();
         log.reserved(2, "b", &runs).unwrap();
-        let left = ReservationLog::outstanding(&directory.reservation_log().unwrap()).unwrap();
+        let left =
+            ReservationLog::outstanding(&directory.reservation_log().unwrap().unwrap()).unwrap();
         assert_eq!(left.into_keys().collect::<Vec<_>>(), [2]);
     }
 }

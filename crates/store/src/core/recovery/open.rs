@@ -19,7 +19,7 @@ use crate::core::limits::store_clock::StoreClock;
 use crate::core::limits::usage::Usage;
 use crate::core::maintenance::Maintenance;
 use crate::core::miss_causes::MissCauses;
-use crate::core::reservations::{ReservationLog, Reservations, Withheld};
+use crate::core::reservations::{ReservationLog, Reservations, UNKNOWN_CLIENT, Withheld};
 use crate::core::residents::Residents;
 use crate::core::scopes::Scopes;
 use crate::core::shape::Shape;
@@ -47,7 +47,7 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::space::{Space, SpaceConfig};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Above this number of scopes, scopes with neither pages nor settings are dropped at open, because
@@ -193,9 +193,21 @@ impl StoreCore {
         let (eviction, usage) = (options.eviction.build(), Usage::new(scopes.with_quota()));
         let mut residents = Residents::new(clock, eviction, usage, Retention::new(time));
         restore(&mut residents, kept);
-        let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?)?;
+        let alive = alive_or_unknown(directory.clone(), alive);
+        let log = directory.reservation_log()?;
+        let mut withheld = ReservationLog::outstanding(log.as_deref().unwrap_or_default())?;
         let mut space = StoreSpace::new(space);
-        withhold_reserved(&mut space, &absence, &mut withheld, &alive);
+        if log.is_none() {
+            let unknown = Withheld::unknown(space.take_free());
+            tracing::warn!(
+                dir = %options.dir.display(),
+                "the disk cannot read RESERVATIONS: free space waits until all clients have ended"
+            );
+            withheld.insert(u64::MAX, unknown);
+        } else {
+            mark_reserved(&mut space, &absence, &mut withheld);
+        }
+        drain_dead(&mut space, &mut withheld, &alive);
         // Set the maximum segments of each volume only now, because they depend on the segments
         // that were found in the volumes.
         space.share_out(&absence, &manifest, &budget);
@@ -279,15 +291,8 @@ impl StoreCore {
     }
 }
 
-/// Withholds the space of logged reservations. The space of a living client is withheld until the
-/// client aborts or dies, the space of a dead client until it is drained, because its last writes
-/// may still be in flight.
-fn withhold_reserved(
-    space: &mut StoreSpace,
-    absence: &Absence,
-    withheld: &mut HashMap<u64, Withheld>,
-    alive: &ClientAlive,
-) {
+/// Withholds the space of logged reservations.
+fn mark_reserved(space: &mut StoreSpace, absence: &Absence, withheld: &mut HashMap<u64, Withheld>) {
     for held in withheld.values_mut() {
         let logged = std::mem::take(&mut held.extents);
         (held.absent, held.extents) = logged.into_iter().partition(|e| absence.covers(e.segment));
@@ -295,6 +300,12 @@ fn withhold_reserved(
         // extents are still withheld.
         held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)));
     }
+}
+
+/// Ends the reservations of dead clients. The space of a living client is withheld until the client
+/// aborts or dies, the space of a dead client until it is drained, because its last writes may
+/// still be in flight.
+fn drain_dead(space: &mut StoreSpace, withheld: &mut HashMap<u64, Withheld>, alive: &ClientAlive) {
     withheld.retain(|_, held| {
         let lives = alive(&held.client);
         if !lives {
@@ -302,6 +313,21 @@ fn withhold_reserved(
         }
         lives
     });
+}
+
+/// Extends `alive` to [`UNKNOWN_CLIENT`], which is alive as long as any client is that has a lock
+/// file when this is first asked.
+fn alive_or_unknown(directory: Directory, alive: ClientAlive) -> ClientAlive {
+    let clients = OnceLock::new();
+    Arc::new(move |name| {
+        if name != UNKNOWN_CLIENT {
+            return alive(name);
+        }
+        match clients.get_or_init(|| directory.client_names()) {
+            Ok(names) => names.iter().any(|name| alive(name)),
+            Err(_) => true,
+        }
+    })
 }
 
 impl StoreCore {

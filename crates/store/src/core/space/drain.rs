@@ -87,9 +87,14 @@ impl Draining {
 impl StoreSpace {
     /// Withholds all free space until it is drained.
     pub(crate) fn withhold_free(&mut self) {
-        let holes = self.allocator.holes().collect();
-        let withheld = self.mark_holes(holes);
+        let withheld = self.take_free();
         self.draining.add(withheld);
+    }
+
+    /// Marks all free space as in use, and returns it.
+    pub(crate) fn take_free(&mut self) -> Vec<Extent> {
+        let holes = self.allocator.holes().collect();
+        self.mark_holes(holes)
     }
 
     /// Withholds all free space of a segment until the next sync round and a drain after it.
