@@ -378,7 +378,7 @@ def test_plain_engine_is_served(model: Path) -> None:
                 "model_config__is_prefix_caching_supported": False,
             },
             [attention()],
-            "every token of a prompt",
+            "no prefix caching for this pooling model",
         ),
     ],
 )

@@ -162,19 +162,27 @@ fn unreadable_journal_costs_its_records_only() {
     assert_eq!((index.stats().runs, index.recovered().damaged), (8, false));
 }
 
-/// Reads fail for a time: the index is read again before records are given up.
+/// The first reads of a journal file fail, and one checkpoint is missing: the index is read again
+/// before records are given up.
 #[test]
 fn journal_that_can_be_read_again_loses_no_record() {
-    let (disk, schedule) = (nine_runs(), Schedule::new());
-    let last = disk.list(Path::new(DIR)).unwrap().pop().unwrap();
-    schedule.add(Rule::always(MediumFault::Io).on(Op::Read).at(last.to_str().unwrap()));
-    let healing = schedule.clone();
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(250));
-        healing.heal();
-    });
-    let index = open(Arc::new(Faulty::new(Arc::new(disk), schedule)), RunOptions::default());
-    assert_eq!((index.stats().runs, index.recovered().damaged), (9, false));
+    for missing in ["checkpoint-0", "checkpoint-1"] {
+        for (journal, failures) in (0..2).flat_map(|journal| (1..4).map(move |n| (journal, n))) {
+            let (disk, schedule) = (nine_runs(), Schedule::new());
+            disk.remove(&Path::new(DIR).join(missing)).unwrap();
+            let mut names = disk.list(Path::new(DIR)).unwrap();
+            names.retain(|name| name.to_str().unwrap().starts_with("journal-"));
+            let name = names[names.len() - 1 - journal].to_str().unwrap();
+            for nth in 1..=failures {
+                schedule.add(Rule::nth(nth, MediumFault::Io).on(Op::Read).at(name));
+            }
+            let medium = Arc::new(Faulty::new(Arc::new(disk), schedule.clone()));
+            let index = open(medium, RunOptions::default());
+            let recovered = (index.stats().runs, index.recovered().damaged);
+            assert_eq!(recovered, (9, false), "{missing} {name} {failures}");
+            assert!(schedule.injected() > 0);
+        }
+    }
 }
 
 #[test]

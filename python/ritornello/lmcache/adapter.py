@@ -122,8 +122,11 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         results, keys_stored, sizes_stored = {}, [], []
+        # Without the lock, because the deletion of objects whose memory was freed may wait for a
+        # disk. Only LMCache's store controller, one thread, calls this.
+        completed = self._objects.complete_tickets(self._stores.drain())
         with self._lock:
-            jobs = self._finished_stores + self._objects.complete_tickets(self._stores.drain())
+            jobs = self._finished_stores + completed
             self._finished_stores = []
             for job in jobs:
                 keys, sizes = self._tasks.pop(job.number)

@@ -37,7 +37,6 @@ FILE_FORMATS = frozenset(
         "instanttensor",
         "layered",
         "mistral",
-        "npcache",
         "pt",
         "safetensors",
         "sharded_state",
@@ -46,9 +45,9 @@ FILE_FORMATS = frozenset(
 
 
 class LoadedFiles(NamedTuple):
-    """What the files that SGLang loaded decide. `weights`: fingerprint of the weights; None if they
-    were not loaded from the files at the model's path. `draft`: the option that identifies the
-    draft model, if there is one. `kv_scales`: digest of the file with scales of KV.
+    """The properties of a server that follow from files. `weights`: fingerprint of the weights;
+    None if they were not loaded from the files at the model's path. `draft`: the option that
+    identifies the draft model, if there is one. `kv_scales`: digest of the file with scales of KV.
     """
 
     weights: bytes | None

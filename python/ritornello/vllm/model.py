@@ -28,7 +28,8 @@ def model_identity(
         **drafts.options(vllm_config),
         **options,
     }
-    # Only if set, so that scopes of engines without these options stay the same.
+    # Only if set, so that scopes of other engines stay the same. An online `--quantization` sets
+    # `quantization_config` too.
     if skipped := getattr(cache, "kv_cache_dtype_skip_layers", None):
         all_options["cache_dtype_skip_layers"] = ",".join(sorted(skipped))
     if quantized := getattr(model, "quantization_config", None):

@@ -20,8 +20,9 @@ def refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     model = vllm_config.model_config
     pooling = getattr(model, "runner_type", "") == "pooling"
     if pooling and not getattr(model, "is_prefix_caching_supported", True):
-        # vLLM raises an error in the step of a request whose prefix was loaded.
-        return "the model's pooling needs every token of a prompt in its steps"
+        # In 0.32 and 0.33 MEAN and CLS pooling raise an error in the step of a request whose prefix
+        # was loaded.
+        return "vLLM supports no prefix caching for this pooling model"
     aux_outputs = getattr(vllm_config, "aux_output_config", None)
     if getattr(aux_outputs, "enabled", False) and not _limits_hits():
         return (

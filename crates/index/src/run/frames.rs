@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 /// Bytes of the buffer into which the file is read, unless a frame needs more.
 const CHUNK: usize = 1 << 20;
-/// Bytes that are read at a time after the disk failed to return more: an unreadable sector then
-/// costs only the frames from this block on.
+/// Bytes that are read at a time after the disk failed to return more: the frames before the
+/// unreadable block are then read.
 const BLOCK: usize = 4096;
 
 /// A reader of frames. The reader's buffer holds at most one chunk and one frame of the maximum
@@ -50,8 +50,8 @@ impl Frames {
     /// Returns the next bytes of the file: at least `count`, unless fewer are left.
     ///
     /// # Errors
-    /// The error of the read; [`is_unreadable`] if the disk cannot return the bytes, also when they
-    /// are read again.
+    /// Errors of the file system; [`is_unreadable`] if the disk cannot return the bytes, also when
+    /// they are read again.
     pub(crate) fn peek(&mut self, count: usize) -> io::Result<&[u8]> {
         while self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);

@@ -512,7 +512,8 @@ impl Source<'_> {
             if header.is_none_or(|header| header.first != replayed.last + 1) {
                 replayed.tail = None;
                 replayed.torn_bytes = length;
-                replayed.damaged = number < newest || self.note(&unread);
+                let is_unreadable = self.note(&unread);
+                replayed.damaged = number < newest || is_unreadable;
                 return Ok(replayed);
             }
             let mut frames = Frames::new(file, JournalHeader::BYTES as u64);
@@ -532,7 +533,7 @@ impl Source<'_> {
             replayed.torn_bytes = length.saturating_sub(position);
             let is_unreadable = self.note(&unread);
             if replayed.torn_bytes > 0 || is_unreadable {
-                // A torn frame at the end of the last file is no damage: no sync covered it. A
+                // A torn frame at the end of the last file does not count: no sync covered it. A
                 // record that the disk cannot read may have been durable.
                 replayed.damaged = number < newest || is_unreadable;
                 return Ok(replayed);

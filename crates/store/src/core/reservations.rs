@@ -17,8 +17,8 @@ use ritornello_medium::MediumFile;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-/// The log is rewritten when it is longer than this number of bytes plus 1 KiB for each outstanding
-/// reservation: see [`ReservationLog::shorten`].
+/// The log is rewritten when it is longer than this number of bytes plus a multiple of what it must
+/// contain: see [`ReservationLog::shorten`].
 const LOG_BYTES_MAX: u64 = 64 << 10;
 
 /// Maximum memory of all open reservations of clients, in hashes of 16 bytes: 64 MiB.
@@ -264,8 +264,8 @@ impl Reservations {
 
     /// Returns whether `client` may reserve `more` of `total` units for a put of `pages` pages. The
     /// client's reservations may take at most the units that then remain unreserved, because other
-    /// clients cannot use space that a hung process has reserved, and at most as much of
-    /// [`HASHES_MAX`] as then remains: the space bounds their number, and not their memory.
+    /// clients cannot use space that a hung process has reserved, and at most the part of
+    /// [`HASHES_MAX`] that then remains: the space bounds their number, and not their memory.
     pub(super) fn allow(&self, client: ClientId, more: u64, total: u64, pages: usize) -> bool {
         let own = self.held.get(&client).copied().unwrap_or_default();
         let memory = memory_of(pages);
@@ -391,6 +391,8 @@ pub(crate) struct ReservationLog {
     directory: Directory,
     file: Arc<dyn MediumFile>,
     length: u64,
+    /// The length after the last rewriting.
+    rewritten: u64,
     outstanding: HashMap<u64, Withheld>,
     /// Whether the log still names the space of an ended reservation, because the record of its end
     /// could not be written.
@@ -413,7 +415,9 @@ impl ReservationLog {
             .collect();
         let log = ReservationRecord::encode_log(&records);
         let file = directory.replace_reservation_log(&log)?;
-        Ok(Self { directory, file, length: log.len() as u64, outstanding, lacks_an_end: false })
+        let length = log.len() as u64;
+        let rewritten = length;
+        Ok(Self { directory, file, length, rewritten, outstanding, lacks_an_end: false })
     }
 
     /// Rewrites the log with all outstanding reservations.
@@ -456,11 +460,12 @@ impl ReservationLog {
     }
 
     /// Rewrites the log if it is longer than [`LOG_BYTES_MAX`] plus 1 KiB for each outstanding
-    /// reservation. The records of a reservation usually take about a hundred bytes, so a log of
-    /// this length consists mostly of records of ended reservations.
+    /// reservation, and twice as long as after the last rewriting. The records of a reservation
+    /// usually take about a hundred bytes, so a log of this length consists mostly of records of
+    /// ended reservations.
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
-        if self.length > LOG_BYTES_MAX + 2 * live {
+        if self.length > LOG_BYTES_MAX + 2 * live.max(self.rewritten) {
             self.rewrite()?;
         }
         Ok(())

@@ -316,17 +316,19 @@ fn drain_dead(space: &mut StoreSpace, withheld: &mut HashMap<u64, Withheld>, ali
 }
 
 /// Extends `alive` to [`UNKNOWN_CLIENT`], which is alive as long as any client is that has a lock
-/// file when this is first asked.
+/// file when their directory is first listed.
 fn alive_or_unknown(directory: Directory, alive: ClientAlive) -> ClientAlive {
-    let clients = OnceLock::new();
+    let clients: OnceLock<Vec<String>> = OnceLock::new();
     Arc::new(move |name| {
         if name != UNKNOWN_CLIENT {
             return alive(name);
         }
-        match clients.get_or_init(|| directory.client_names()) {
-            Ok(names) => names.iter().any(|name| alive(name)),
-            Err(_) => true,
+        if let Some(names) = clients.get() {
+            return names.iter().any(|name| alive(name));
         }
+        directory
+            .client_names()
+            .map_or(true, |names| clients.get_or_init(|| names).iter().any(|name| alive(name)))
     })
 }
 
