@@ -31,8 +31,7 @@ def seconds(value: float) -> str:
 
 def bar(axes: Axes, left: float, height: float, top: float, colour: str, strong: bool) -> None:
     """Draws a bar, with rounded corners if it is higher than `top` / 20, and its value above it.
-    `strong`: the value is bold, larger, and in the colour of the process that finds the store
-    filled.
+    `strong`: the value is bold, larger, and in the colour of the warm process's bars.
     """
     if height > top / 20:
         axes.add_patch(

@@ -39,7 +39,7 @@ class FakeStore:
     events: list[str] = field(default_factory=list)
     wants_timings: bool = False
     memory_problem: Callable[[], str] = str
-    # For each get and put, in order: the stream after whose queued work it begins.
+    # For each get and put, in order: the stream whose queued work it waits for.
     streams: list[int | None] = field(default_factory=list)
     sections: list[Sequence[int]] = field(default_factory=list)
 

@@ -109,8 +109,8 @@ fn value(metrics: &str, name: &str) -> Option<u64> {
     Some(line.rsplit_once(' ').unwrap().1.parse().unwrap())
 }
 
-/// Scrapes the metrics, which must be complete, and right if the store has an owner. Returns the
-/// owner's epoch; `None` if no owner answered.
+/// Scrapes the metrics. Asserts that they are complete, and that they report the stored pages if an
+/// owner answers, and no pages otherwise. Returns the owner's epoch; `None` if no owner answered.
 fn scrape(address: SocketAddr) -> Option<u64> {
     let started = Instant::now();
     let (status, metrics) = get(address, "/metrics");

@@ -25,9 +25,9 @@ pub(crate) struct LocalAddress(pub(crate) SocketAddr);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller(pub(crate) Option<Role>);
 
-/// Headers of every response. No response is a web page, so a browser may load nothing for the
-/// response, show it in no frame, guess no other type, send no referrer, give it to no other
-/// origin, and keep no copy.
+/// Headers of every response. No response is a web page, so these headers forbid a browser to load
+/// resources for it, frame it, guess its type, send a referrer, share it across origins, or cache
+/// it.
 const HEADERS: [(HeaderName, &str); 6] = [
     (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -63,8 +63,8 @@ pub(crate) async fn guard(
 
 fn late() -> Problem {
     Problem::retry(format!(
-        "the request was not answered within {} s: send it faster, or wait for the store's disk; a \
-         call of a store continues",
+        "the request was not answered within {} s: send its body faster, or retry when the \
+         store's disk answers; work that the store has begun continues",
         REQUEST_TIMEOUT.as_secs()
     ))
 }

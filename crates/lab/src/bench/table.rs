@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 How it measures. A walk visits a prompt of 256 pages in a page table of --nodes nodes; warm walks
 alternate between four prompts, cold walks visit another prompt each time. A node is a span of pages
 in one state, at worst one page. A walk is compared with as many reads of memory as it visits nodes,
-each at an address that the previous read returned: for warm walks the reads cycle through a few
-cache lines, for cold walks through 256 bytes of memory for each node of the page table.
+each at an address that the previous read returned: for warm walks the reads cycle through one cache
+line for each node of the four prompts, for cold walks through 256 bytes of memory for each node of
+the page table.
 
 Examples:
   ritornello bench table

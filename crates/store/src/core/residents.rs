@@ -78,10 +78,10 @@ impl Residents {
         }
     }
 
-    /// Chooses victims that hold at least `units` units, or fewer if the policy finds no further
-    /// victim, among the runs of the store, or of the scope in `slot` if it is given, without the
-    /// runs that are only on the `spared` volumes. Returns no victims for a scope without a quota,
-    /// because such a scope has no policy.
+    /// Chooses victims of at least `units` units in total, or fewer if the policy finds no more.
+    /// Considers the runs of the scope in `slot`, or of the store if `slot` is `None`, except runs
+    /// that are only on `spared` volumes. Returns no victims for a scope without a quota, because
+    /// such a scope has no policy.
     pub(super) fn victims(
         &mut self,
         slot: Option<ScopeSlot>,

@@ -138,7 +138,8 @@ impl PageTable {
     }
 
     /// Marks claimed pages as present; `slots` holds one slot per page on the host tier, or is
-    /// empty. Returns the slots of pages that were not claimed.
+    /// empty. Returns those of `slots` that the table did not take, because their pages were not
+    /// claimed: the caller frees them.
     pub fn mark_present(
         &self,
         tier: Tier,

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const SCOPES_PER_STORM: u64 = 300;
 /// Soft limit of open files, less than the number of files of a store.
 const FEW_FILES: u64 = 24;
-/// New owner of a directory: any user except the current user.
+/// The user to whom a fault gives a directory: any user except the current user.
 const OTHER_UID: u32 = 65_534;
 
 /// The kinds of faults.

@@ -67,8 +67,7 @@ impl History {
         let seed = self.extra_rng.next();
         self.recording.disk().fail_next_sync(part, seed);
         let result = open.store.flush();
-        // If no sync has failed, replace the failure by a failure that never happens, because no
-        // path contains the text "\0".
+        // Disarm the failure if it has not happened: no path contains "\0", so it never matches.
         self.recording.disk().fail_next_sync("\0", 0);
         let Err(error) = result else {
             let present = present_pages(&open.store);
