@@ -3,10 +3,10 @@
 Makes loop devices with ext4, limits reads and writes of each with a cgroup (v1, as root), and runs
 `ritornello bench store --paths` on them, for each number of disks:
 
-    python -m benches.volumes [--volumes 2,4] [--rate 250] [--dir DIR] [--json]
+    python -m benches.volumes [--volumes 2,4] [--rate 250] [--full] [--dir DIR] [--json]
 
-The devices' files are sparse. With the default `--total` they take up to about 7 GiB in DIR, and
-are written at the sum of the rates: where the disk is slower than this sum, name a directory in
+The devices' files are sparse. With the default `--total` they take up to about 7 GiB in DIR (9 GiB
+with `--full`), and are written at the sum of the rates: where the disk is slower than this sum, name a directory in
 memory, such as /dev/shm.
 """
 
@@ -42,9 +42,9 @@ COLUMNS = (
     "sum, write GiB/s",
     "sum, read GiB/s",
 )
-# Size of the loop devices: `SPACE` times `--total`, divided equally, plus `DEVICE_MIB` MiB for
-# each device.
-SPACE, DEVICE_MIB = 3.5, 256
+# Size of the loop devices: `SPACE` times `--total` (`SPACE_FULL` with `--full`), divided equally,
+# plus `DEVICE_MIB` MiB for each device.
+SPACE, SPACE_FULL, DEVICE_MIB = 3.5, 4.5, 256
 
 
 def bench(disks: Sequence[Disk], throttle: Throttle, given: argparse.Namespace) -> dict[str, Any]:
@@ -52,6 +52,7 @@ def bench(disks: Sequence[Disk], throttle: Throttle, given: argparse.Namespace) 
     paths = ",".join(str(disk.path) for disk in disks)
     line = [str(given.ritornello), "bench", "store", "--json", "--paths", paths]
     line += ["--total", given.total, "--call-bytes", given.call_bytes, "--runs", str(given.runs)]
+    line += ["--full"] if given.full else []
     # Move the program into the cgroup before it starts: the kernel throttles I/O by the cgroup that
     # the issuing thread is in at that time.
     done = subprocess.run(
@@ -69,7 +70,8 @@ def bench(disks: Sequence[Disk], throttle: Throttle, given: argparse.Namespace) 
 
 def measure(count: int, given: argparse.Namespace) -> dict[str, Any]:
     """Makes `count` disks, and returns the report on them."""
-    size = int(mebibytes(given.total) * SPACE) // count + DEVICE_MIB
+    space = SPACE_FULL if given.full else SPACE
+    size = int(mebibytes(given.total) * space) // count + DEVICE_MIB
     with ExitStack() as undo:
         folder = undo.enter_context(tempfile.TemporaryDirectory("-volumes", dir=given.dir))
         disks = []
@@ -117,6 +119,7 @@ def main() -> int:
         default="256MiB,2GiB",
         help="bytes per call; separate several by commas (default: 256MiB,2GiB)",
     )
+    parser.add_argument("--full", action="store_true", help="measure full stores, whose puts evict")
     parser.add_argument(
         "--runs", type=int, default=5, help="rounds; figures are medians (default: 5)"
     )

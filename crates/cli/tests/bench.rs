@@ -132,6 +132,31 @@ fn clients_report_has_latencies_and_rates() {
 }
 
 #[test]
+fn puts_into_full_volumes_evict() {
+    let dir = scratch();
+    let paths = ["a", "b"].map(|name| dir.path().join(name));
+    for path in &paths {
+        std::fs::create_dir(path).unwrap();
+    }
+    let joined = paths.each_ref().map(|path| text(path)).join(",");
+    let words = ["bench", "store", "--paths", &joined, "--runs", "2", "--full", "--json"];
+    let small = ["--total", "32MiB", "--segment-bytes", "1MiB", "--call-bytes", "4MiB,32MiB"];
+    let shape = ["--shape", "custom", "--page-bytes", "256KiB"];
+    let answer = ritornello(&[&words[..], &small, &shape].concat());
+    assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
+    let json = answer.json();
+    assert!(number(&json, "/evicted_pages") > 0.0, "{json:#}");
+    for call in ["/calls/0", "/calls/1"] {
+        for what in ["put", "get"] {
+            assert!(number(&json, &format!("{call}/{what}/ratio")) > 0.0, "{json:#}");
+        }
+    }
+    for path in &paths {
+        assert_eq!(std::fs::read_dir(path).unwrap().count(), 0, "the benchmark left files behind");
+    }
+}
+
+#[test]
 fn volumes_report_has_ratios_to_sum_of_disk_rates() {
     let dir = scratch();
     let paths = ["a", "b"].map(|name| dir.path().join(name));
@@ -147,6 +172,7 @@ fn volumes_report_has_ratios_to_sum_of_disk_rates() {
     let json = answer.json();
     assert_eq!(number(&json, "/throttle_bytes_per_s"), f64::from(400 << 20));
     assert_eq!(json["io"], "pool", "{json:#}");
+    assert_eq!(number(&json, "/evicted_pages"), 0.0, "an empty store has nothing to evict");
     for raw in ["/sum", "/directories/0", "/directories/1"] {
         for figure in ["write_gib_s", "read_gib_s"] {
             assert!(number(&json, &format!("{raw}/{figure}")) > 0.0, "{raw}: {json:#}");
@@ -180,6 +206,7 @@ fn invalid_volumes_are_refused() {
         (&["--paths", one, "--dir", one], "--dir"),
         (&["--paths", one, "--throttle", "0"], "rate"),
         (&["--throttle", "1MiB"], "--paths"),
+        (&["--full"], "--paths"),
     ] {
         let answer = ritornello(&[&["bench", "store"], &small[..], words].concat());
         assert_eq!(answer.code, 2, "{words:?}: {}", answer.err);

@@ -55,12 +55,15 @@ with pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB 
 alone and of all directories at the same time (the sum), then put and get with calls of each length in
 --call-bytes, as many calls as --total holds. Ratios are to the sum of the same round. The measurement
 needs about three times --total, spread over the directories, and memory for a call of each length.
+With --full it needs about four times --total: the store holds twice --total, four times its capacity is
+written before the first round, and nothing is cleared, so that every put evicts pages.
 --throttle emulates slow disks: it limits the transfers in each directory to a rate; the store then
 uses blocking calls on threads instead of io_uring.
 
 Examples:
   ritornello bench store --paths /nvme1,/nvme2 --call-bytes 256MiB,2GiB
   ritornello bench store --paths /tmp/a,/tmp/b --throttle 250MiB --runs 3 --json
+  ritornello bench store --paths /nvme1,/nvme2 --full
   ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
   ritornello bench store --dir /nvme --steady --total 1GiB --json
   ritornello bench store --dir /nvme --shape qwen2.5-0.5b --page-tokens 16 --json
@@ -91,6 +94,9 @@ pub struct StoreArgs {
     /// Maximum bytes per second of each directory of --paths, reads and writes together
     #[arg(long, value_parser = rate, value_name = "SIZE", requires = "paths")]
     pub throttle: Option<u64>,
+    /// Measure a full store, whose puts evict, over the directories of --paths
+    #[arg(long, requires = "paths")]
+    pub full: bool,
     /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,

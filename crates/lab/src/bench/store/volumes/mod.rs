@@ -28,6 +28,10 @@ use std::time::Instant;
 
 /// Number of the set of sequences that fill the store before the first round.
 const FILL: u32 = 0;
+/// With `--full`: capacity of the store as a multiple of `--total`, and bytes written before the
+/// first round as a multiple of the capacity.
+const FULL_TOTALS: u32 = 2;
+const FULL_CAPACITIES: u32 = 4;
 /// Bytes that each directory needs besides segments and the raw file's share: rounding of the raw
 /// file, and the small files that the store makes in each directory.
 const OTHER_BYTES: u64 = 16 << 20;
@@ -41,7 +45,8 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let shapes: Vec<Shape> =
         args.call_bytes.iter().map(|&bytes| args.call_shape(bytes)).collect::<Result<_, _>>()?;
     let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);
-    let capacity = capacity(&shapes, segment_bytes, args.paths.len() as u64)?;
+    let totals = if args.full { FULL_TOTALS } else { 1 };
+    let capacity = capacity(&shapes, totals, segment_bytes, args.paths.len() as u64)?;
     let dirs = directories(args, capacity + args.total)?;
     let scratches =
         dirs.iter().map(|dir| Scratch::new(dir, "bench")).collect::<Result<Vec<_>, _>>()?;
@@ -63,12 +68,14 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let limits = RawLimits::prepare(&medium, &limited, args.total)?;
     steps.inc(1);
     let drivers = shapes.iter().map(LoadDriver::new).collect::<Result<Vec<_>, _>>()?;
-    let mut bench = Bench { medium, options, limits, shapes, drivers, steps };
+    let (full, evicted_pages) = (args.full, 0);
+    let mut bench = Bench { medium, options, limits, shapes, drivers, steps, full, evicted_pages };
     let mut report = bench.fill()?;
     let rounds: Vec<Round> =
         (0..args.runs).map(|round| bench.round(round)).collect::<Result<_, _>>()?;
     bench.steps.finish_and_clear();
     summarise(&bench.shapes, &dirs, &rounds, &mut report);
+    report.evicted_pages = bench.evicted_pages;
     drop(bench);
     let name = args.shape.to_possible_value();
     report.shape = name.map_or_else(String::new, |name| name.get_name().to_owned());
@@ -83,12 +90,18 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// Returns one capacity that suffices for each of the shapes, with the same number of segments in
-/// each of `directories`.
-fn capacity(shapes: &[Shape], segment_bytes: u64, directories: u64) -> Result<u64, Failure> {
+/// Returns one capacity that suffices for `totals` sets of each of the shapes, with the same number
+/// of segments in each of `directories`.
+fn capacity(
+    shapes: &[Shape],
+    totals: u32,
+    segment_bytes: u64,
+    directories: u64,
+) -> Result<u64, Failure> {
     let mut most = 0;
     for shape in shapes {
-        most = most.max(shape.capacity(segment_bytes)?);
+        let sequences = shape.sequences.saturating_mul(totals);
+        most = most.max(Shape { sequences, ..shape.clone() }.capacity(segment_bytes)?);
     }
     let budget = Budget::divide(most, segment_bytes)?;
     let segments = u64::from(budget.segments_max).next_multiple_of(directories.max(1));
@@ -142,6 +155,10 @@ struct Bench {
     shapes: Vec<Shape>,
     drivers: Vec<LoadDriver>,
     steps: ProgressBar,
+    /// Whether the store stays full, so that puts evict.
+    full: bool,
+    /// Pages that the timed puts evicted.
+    evicted_pages: u64,
 }
 
 impl Bench {
@@ -151,7 +168,7 @@ impl Bench {
     }
 
     /// Makes the store, and puts until every block has been written, so that all rounds overwrite.
-    /// Returns a report on the store.
+    /// Then clears the store, unless it is to be full. Returns a report on the store.
     fn fill(&mut self) -> Result<Report, Failure> {
         self.steps.set_message("writing every block once");
         let node = self.open()?;
@@ -167,13 +184,12 @@ impl Bench {
         if let Some((shape, driver)) = pairs.min_by_key(|(shape, _)| shape.sequence_pages) {
             let capacity = self.options.capacity.unwrap_or(0);
             let sequences = shape.sequences_to_fill(capacity, stats.segment_bytes, 0)?;
-            driver.put(node.store(), FILL, sequences)?;
+            let times = if self.full { FULL_CAPACITIES } else { 1 };
+            driver.put(node.store(), FILL, sequences.saturating_mul(times))?;
             report.page_bytes = shape.page_bytes;
             report.buffers = driver.backing().word().to_owned();
         }
-        node.store().clear()?;
-        node.close()?;
-        self.steps.inc(1);
+        self.end(&node)?;
         Ok(report)
     }
 
@@ -211,13 +227,21 @@ impl Bench {
         Ok((alone.collect(), Passes { write, read }))
     }
 
-    /// Puts a set with calls of shape `at`, reopens the store, gets the set, and clears the store.
+    /// Puts a set with calls of shape `at`, reopens the store, gets the set, and clears the store
+    /// unless it is to be full.
     fn calls(&mut self, at: usize, set: u32) -> Result<Passes, Failure> {
         let (shape, count) = (&self.shapes[at], self.shapes[at].sequences);
         let bytes = ritornello_terminal::print::bytes(shape.total() / u64::from(count));
         self.steps.set_message(format!("the store: calls of {bytes}"));
         let mut node = self.open()?;
         let write = self.drivers[at].put(node.store(), set, count)?;
+        let counters = node.store().stats()?.catalog.counters;
+        let evicted = counters.get("evicted_pages").copied().unwrap_or(0);
+        if self.full && evicted == 0 {
+            let why = "the puts evicted nothing, so the store was not full";
+            return Err(Failure::failed(why, "a larger --total"));
+        }
+        self.evicted_pages += evicted;
         node.close()?;
         drop(node);
         for dir in &self.options.paths {
@@ -225,10 +249,18 @@ impl Bench {
         }
         node = self.open()?;
         let read = self.drivers[at].get(node.store(), set, count)?;
-        node.store().clear()?;
+        self.end(&node)?;
+        Ok(Passes { write, read })
+    }
+
+    /// Clears the store unless it is to be full, and closes it.
+    fn end(&self, node: &Node) -> Result<(), Failure> {
+        if !self.full {
+            node.store().clear()?;
+        }
         node.close()?;
         self.steps.inc(1);
-        Ok(Passes { write, read })
+        Ok(())
     }
 }
 

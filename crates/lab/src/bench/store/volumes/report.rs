@@ -32,6 +32,8 @@ pub struct Report {
     pub sum: RawRates,
     /// Figures by length of a call.
     pub calls: Vec<Calls>,
+    /// Pages that the timed puts evicted: more than 0 with `--full`.
+    pub evicted_pages: u64,
     /// Duration of the measurement in seconds.
     pub seconds: f64,
 }
@@ -108,6 +110,9 @@ pub fn tables(report: &Report) -> String {
         report.io,
         report.buffers
     );
+    if report.evicted_pages > 0 {
+        text += &format!("\na full store: the timed puts evicted {} pages", report.evicted_pages);
+    }
     if !report.io_why.is_empty() {
         text += &format!("\nnote: {}", report.io_why);
     }
