@@ -238,8 +238,10 @@ fn client_without_descriptors_keeps_its_owner() {
     schedule.heal();
     assert!(probed.starts_with("client Err") && probed.contains("limit of open files"), "{probed}");
     assert_eq!(client.ask("get 1 4"), "4");
-    let catalog = node.store().stats().unwrap().catalog;
-    assert_eq!((catalog.clients, catalog.leases), (1, 1));
+    eventually("the lease of the get ends, and the first lease stays", || {
+        let catalog = node.store().stats().unwrap().catalog;
+        (catalog.clients, catalog.leases) == (1, 1)
+    });
     client.finish();
 }
 
