@@ -8,7 +8,7 @@ use common::*;
 use ritornello_medium::{
     DiskChange, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk, Watch, Watched,
 };
-use ritornello_store::{CapacityChange, ClientId, Options, Outcome, Store};
+use ritornello_store::{CapacityChange, Catalog, ClientId, Options, Outcome, Store};
 use ritornello_volume::staging::Staging;
 use std::io;
 use std::path::Path;
@@ -51,6 +51,19 @@ fn stored(outcomes: &[Outcome]) -> usize {
 fn used(open: &Open) -> Vec<u64> {
     let stats = open.store.stats().unwrap().catalog;
     stats.paths.iter().map(|path| path.used_bytes).collect()
+}
+
+/// Leases those of the first `count` pages of sequence `name` that are on `/a`.
+fn lease_first_volume(open: &Open, name: u64, count: usize) {
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let scope = catalog.resolve(&unchained(PAGE), false).unwrap().unwrap();
+    for key in sequence(name, count) {
+        let located = catalog.begin_read(scope, &[&key]).unwrap();
+        let mut extents = located.runs.iter().flat_map(|run| &run.place.extents);
+        if extents.any(|extent| extent.segment.volume() == 1) {
+            catalog.release(located.lease).unwrap();
+        }
+    }
 }
 
 #[test]
@@ -194,14 +207,75 @@ fn bad_sector_does_not_stop_a_drain() {
     next.close();
 }
 
+/// A file system that copies on write can lack room for writes to segments that exist.
 #[test]
-fn full_volume_is_not_avoided() {
+fn puts_avoid_a_volume_whose_writes_lack_room() {
     let (schedule, open) = faulty();
+    put_pages(&open.store, 1, 1500);
     schedule.add(Rule::always(MediumFault::NoSpace).on(Op::Write).at("/b/seg-"));
-    assert_eq!(failed(&put_pages(&open.store, 1, 40)), 20, "half of the puts must fail");
+    let outcomes = put_pages(&open.store, 2, 300);
+    assert_eq!((failed(&outcomes), stored(&outcomes)), (FAILED_MAX, 300 - FAILED_MAX));
     assert_eq!(open.store.stats().unwrap().catalog.quarantined_bytes, 0);
-    schedule.heal();
-    assert_eq!(stored(&put_pages(&open.store, 1, 40)), 40);
-    assert!(used(&open)[1] > 0);
+    open.close();
+}
+
+/// `/a` has room for the runs of `/c`, and every write to `/b` fails.
+#[test]
+fn drain_ends_beside_a_volume_whose_writes_fail() {
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(SimDisk::new(256 * MIB)), schedule.clone()));
+    let paths = vec!["/a".into(), "/b".into(), "/c".into()];
+    let options = Options { paths, background_threads: false, ..options(Path::new("/store"), 64) };
+    let open = open_on(medium, &options).unwrap();
+    assert_eq!(stored(&put_pages(&open.store, 1, 100)), 100);
+    schedule.add(Rule::always(MediumFault::NoSpace).on(Op::Write).at("/b/seg-"));
+    let drain = CapacityChange::DrainVolume("/c".to_owned());
+    let is_drained = || open.core.change_capacity(&drain, Duration::from_secs(60)).is_ok();
+    assert!((0..20).any(|_| is_drained()));
+    assert!(schedule.injected() > 0);
+    assert_eq!(get(&open.store, &unchained(PAGE), &sequence(1, 100)).pages, 100);
+    open.close();
+}
+
+/// `/a` has few segments, because its disk is full, and the reserve of the whole store is larger
+/// than they are. While puts avoid `/b`, they replace pages of `/a` only.
+#[test]
+fn small_volume_takes_puts_while_a_large_volume_is_avoided() {
+    let (schedule, open) = faulty();
+    schedule.add(Rule::nth(3, MediumFault::NoSpace).onward().on(Op::Allocate).at("/a/seg-"));
+    put_pages(&open.store, 1, 1500);
+    let sizes = open.store.stats().unwrap().catalog;
+    assert!(sizes.health.reserve_bytes > 2 * sizes.segment_bytes, "the reserve exceeds `/a`");
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/seg-"));
+    assert_eq!(failed(&put_pages(&open.store, 2, 40)), FAILED_MAX);
+    let before = used(&open)[1];
+    assert_eq!(stored(&put_pages(&open.store, 3, 20)), 20);
+    assert_eq!(used(&open)[1], before);
+    let found = get(&open.store, &unchained(PAGE), &sequence(3, 20)).ok;
+    assert!(found.iter().filter(|found| **found).count() >= 10, "{found:?}");
+    open.close();
+}
+
+/// Everything on `/a` is leased, so no eviction makes room while puts avoid `/b`.
+#[test]
+fn refused_puts_evict_nothing_on_an_avoided_volume() {
+    let (schedule, open) = faulty();
+    put_pages(&open.store, 1, 1500);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/seg-"));
+    put_pages(&open.store, 2, 40);
+    lease_first_volume(&open, 1, 1500);
+    lease_first_volume(&open, 2, 40);
+    let before = used(&open)[1];
+    assert!(before > 20 * MIB, "{before}");
+    // The first of these puts take the free reserve of `/a`.
+    let outcomes: Vec<Outcome> = (100..200)
+        .flat_map(|name| {
+            let outcomes = put_pages(&open.store, name, 1);
+            lease_first_volume(&open, name, 1);
+            outcomes
+        })
+        .collect();
+    assert!(outcomes[50..].iter().all(|outcome| outcome.reason == "no_space"));
+    assert_eq!(used(&open)[1], before);
     open.close();
 }

@@ -45,6 +45,13 @@ fn start_get(open: &Open, scope: &Arc<Scope>, key: &[u8], limit: Duration) -> Ti
     open.store.submit_get(Arc::clone(scope), vec![key.into()], target, control).unwrap()
 }
 
+fn start_put(open: &Open, scope: &Arc<Scope>, key: &[u8], limit: Duration) -> Ticket {
+    let source = Arc::new(OwnedPages::new(vec![page(scope, key)]));
+    let control = Control { deadline: Some(Instant::now() + limit), ..Control::default() };
+    let (keys, options) = (vec![key.into()], PutOptions::default());
+    open.store.submit_put(Arc::clone(scope), keys, source, options, control).unwrap()
+}
+
 #[test]
 fn stalled_volume_holds_up_only_gets_that_need_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -123,15 +130,8 @@ fn stalled_volume_holds_up_only_puts_to_it() {
     let scope = Arc::new(unchained(PAGE));
     put(&open.store, &scope, &sequence(1, 1), None);
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Write).at("disk0/seg-"));
-    let start_put = |key: &Vec<u8>| {
-        let source = Arc::new(OwnedPages::new(vec![page(&scope, key)]));
-        let deadline = Some(Instant::now() + LONG);
-        let control = Control { deadline, ..Control::default() };
-        let (keys, options) = (vec![key.as_slice().into()], PutOptions::default());
-        open.store.submit_put(Arc::clone(&scope), keys, source, options, control).unwrap()
-    };
     let keys = sequence(2, STALLED_GETS);
-    let tickets: Vec<Ticket> = keys.iter().map(start_put).collect();
+    let tickets: Vec<Ticket> = keys.iter().map(|key| start_put(&open, &scope, key, LONG)).collect();
     let began = Instant::now();
     let stored = |ticket: &&Ticket| {
         ticket.done() && ticket.wait(Some(LONG)).is_some_and(|outcome| outcome.pages == 1)
@@ -173,6 +173,26 @@ fn puts_avoid_a_stalled_volume() {
     let uses_both = sequence(3, 10).iter().any(|key| volume(&open, &scope, key) == 0);
     assert!(uses_both, "puts must use the volume again");
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
+    open.close();
+}
+
+/// Neither the put whose segment is being created nor the puts behind it wait longer than their
+/// deadlines. The segment is used once it exists.
+#[test]
+fn put_waits_for_a_new_segment_until_its_deadline() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = two_volumes(dir.path());
+    let (scope, keys) = (Arc::new(unchained(PAGE)), sequence(1, 4));
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Allocate).at("/seg-"));
+    let tickets: Vec<Ticket> =
+        keys.iter().map(|key| start_put(&open, &scope, key, SHORT)).collect();
+    for ticket in &tickets {
+        let outcome = ticket.wait(Some(LONG)).expect("the put still waits");
+        assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
+    }
+    assert!(schedule.injected() > 0);
+    schedule.heal();
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, 4);
     open.close();
 }
 

@@ -2,6 +2,7 @@
 
 use super::StoreCore;
 use super::eviction_cause::EvictionCause;
+use super::residents::Spared;
 use super::state::State;
 use super::step::STEP_UNITS;
 use crate::eviction::Victim;
@@ -21,9 +22,9 @@ impl StoreCore {
     ///
     /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
     /// these runs are the oldest, so the policy would choose them first. If a step finds no other
-    /// victim (the other pages are protected, or a run on an avoided volume follows them), evicts
-    /// on avoided volumes too. Stops after the step in which the units freed on avoided volumes in
-    /// this call reach [`WASTE_FACTOR`] times `units`.
+    /// victim, evicts those of these runs that follow an evictable run on a usable volume. Stops
+    /// after the step in which the units freed on avoided volumes in this call reach
+    /// [`WASTE_FACTOR`] times `units`.
     pub(super) fn evict(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -32,19 +33,20 @@ impl StoreCore {
     ) -> Option<u64> {
         let (mut left, mut any) = (units, false);
         let mut wasted_max = units.saturating_mul(WASTE_FACTOR);
-        let mut spares = true;
+        let mut spares_followers = true;
         while left > 0 {
             if any {
                 MutexGuard::bump(state);
             }
             let avoided: Vec<u8> = state.space.allocator().avoided().collect();
-            spares &= !avoided.is_empty();
+            spares_followers &= !avoided.is_empty();
             let leaving = state.space.unusable_limbo_units();
             let wasted = state.space.avoided_limbo_units();
-            let victims = self.victims(state, None, left, if spares { &avoided } else { &[] });
+            let spared = Spared { volumes: &avoided, followers: spares_followers };
+            let victims = self.victims(state, None, left, spared);
             if !self.remove_victims(state, None, &victims, cause) {
-                if spares {
-                    spares = false;
+                if spares_followers {
+                    spares_followers = false;
                     continue;
                 }
                 break;
@@ -67,18 +69,18 @@ impl StoreCore {
     /// [`STEP_UNITS`] are freed, whichever is less, or no page can be evicted. Returns whether any
     /// page was evicted.
     pub(super) fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
-        let victims = self.victims(state, Some(slot), units, &[]);
+        let victims = self.victims(state, Some(slot), units, Spared::default());
         self.remove_victims(state, Some(slot), &victims, EvictionCause::Quota)
     }
 
     /// Chooses victims that hold at least `units` or [`STEP_UNITS`], whichever is less, or fewer
-    /// if the policy finds no further victim. Chooses no run that is only on the `spared` volumes.
+    /// if the policy finds no further victim. Chooses no `spared` run.
     fn victims(
         &self,
         state: &mut State,
         slot: Option<ScopeSlot>,
         units: u64,
-        spared: &[u8],
+        spared: Spared<'_>,
     ) -> Vec<Victim> {
         let State { residents, leases, .. } = state;
         let units = units.min(STEP_UNITS);

@@ -79,9 +79,9 @@ impl Residents {
     }
 
     /// Chooses victims of at least `units` units in total, or fewer if the policy finds no more.
-    /// Considers the runs of the scope in `slot`, or of the store if `slot` is `None`, except runs
-    /// that are only on `spared` volumes. Returns no victims for a scope without a quota, because
-    /// such a scope has no policy.
+    /// Considers the runs of the scope in `slot`, or of the store if `slot` is `None`, except
+    /// `spared` runs. Returns no victims for a scope without a quota, because such a scope has no
+    /// policy.
     pub(super) fn victims(
         &mut self,
         slot: Option<ScopeSlot>,
@@ -89,7 +89,7 @@ impl Residents {
         leases: &LeaseTable,
         hidden: &Hidden,
         index: &dyn PrefixIndex,
-        spared: &[u8],
+        spared: Spared<'_>,
     ) -> Vec<Victim> {
         let Self { eviction, usage, retention, .. } = self;
         let eviction = match slot {
@@ -125,6 +125,19 @@ impl Residents {
     }
 }
 
+/// Selects the runs that an eviction leaves in place because it would free no usable space there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Spared<'a> {
+    /// Volumes that puts avoid. Runs that are only on these volumes are spared.
+    pub(super) volumes: &'a [u8],
+    /// Whether a run is also spared if it keeps an evictable run on another volume from being
+    /// evicted, because it follows this run.
+    pub(super) followers: bool,
+}
+
+/// Maximum ancestors of a run that are examined to find an evictable run that it follows.
+const ANCESTORS_MAX: usize = 16;
+
 /// Answers an eviction policy's queries about runs.
 struct ProtectedRuns<'a> {
     leases: &'a LeaseTable,
@@ -133,25 +146,40 @@ struct ProtectedRuns<'a> {
     /// again when the space returns.
     hidden: &'a Hidden,
     index: &'a dyn PrefixIndex,
-    /// Volumes on which an eviction would free no space for puts.
-    spared: &'a [u8],
+    spared: Spared<'a>,
 }
 
 impl ProtectedRuns<'_> {
     fn is_spared(&self, run: RunId) -> bool {
+        self.is_on_spared(run) && (self.spared.followers || !self.follows_evictable(run))
+    }
+
+    fn is_on_spared(&self, run: RunId) -> bool {
+        let volumes = self.spared.volumes;
         let is_on_spared = |place: &Place| {
-            place.extents.iter().all(|extent| self.spared.contains(&extent.segment.volume()))
+            place.extents.iter().all(|extent| volumes.contains(&extent.segment.volume()))
         };
-        !self.spared.is_empty() && self.index.place(run).as_ref().is_some_and(is_on_spared)
+        !volumes.is_empty() && self.index.place(run).as_ref().is_some_and(is_on_spared)
+    }
+
+    /// Whether an ancestor of `run` is on a volume that is not spared, and neither this ancestor
+    /// nor a run between the two is kept.
+    fn follows_evictable(&self, run: RunId) -> bool {
+        let parent = |run| self.index.run(run)?.parent.map(|(parent, _)| parent);
+        let ancestors = std::iter::successors(parent(run), |run| parent(*run)).take(ANCESTORS_MAX);
+        let mut evictable = ancestors.take_while(|run| !self.is_kept(*run));
+        evictable.any(|run| !self.is_on_spared(run))
+    }
+
+    /// Whether no eviction may remove `run` now.
+    fn is_kept(&self, run: RunId) -> bool {
+        self.leases.is_leased(run) || self.retention.is_retained(run) || self.hidden.is_absent(run)
     }
 }
 
 impl EvictionContext for ProtectedRuns<'_> {
     fn is_protected(&self, run: RunId) -> bool {
-        self.leases.is_leased(run)
-            || self.retention.is_retained(run)
-            || self.hidden.is_absent(run)
-            || self.is_spared(run)
+        self.is_kept(run) || self.is_spared(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {
         self.index.page(run, page).map_or(0, |page| page.low())

@@ -494,15 +494,29 @@ impl Space {
     /// created, also on avoided volumes.
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
-        let open: u64 = self.volumes.iter().map(|v| u64::from(v.free.open_segments())).sum();
-        let creatable = self.creatable_on(|_| true);
-        (open + creatable).min(self.segments_max.max(open)) * u64::from(self.segment_units)
+        self.capacity_on(|_| true)
     }
 
-    /// Units that [`Reserve::Keep`] leaves free: a share of the capacity.
+    /// The part of [`Space::capacity_units`] on volumes that are not avoided.
+    #[must_use]
+    pub fn usable_capacity_units(&self) -> u64 {
+        self.capacity_on(|volume| !volume.avoided)
+    }
+
+    fn capacity_on(&self, which: impl Fn(&Volume) -> bool) -> u64 {
+        let open = |which: &dyn Fn(&Volume) -> bool| -> u64 {
+            let volumes = self.volumes.iter().filter(|volume| which(volume));
+            volumes.map(|volume| u64::from(volume.free.open_segments())).sum()
+        };
+        let left = self.segments_max.saturating_sub(open(&|_| true));
+        (open(&which) + self.creatable_on(which).min(left)) * u64::from(self.segment_units)
+    }
+
+    /// Units that [`Reserve::Keep`] leaves free: a share of the capacity of the volumes that are
+    /// not avoided. Eviction fills the reserve, and frees no usable space on avoided volumes.
     #[must_use]
     pub fn reserve_units(&self) -> u64 {
-        (self.capacity_units() * u64::from(self.reserve_percent)).div_ceil(100)
+        (self.usable_capacity_units() * u64::from(self.reserve_percent)).div_ceil(100)
     }
 
     /// Sizes and counters.

@@ -187,16 +187,13 @@ impl StdError for FailedWrite {
 
 /// If a failed write to a file caused `error`, an error of [`Segments::write_runs`] or
 /// [`Segments::copy_run`], returns the volume of this write. `None` for other causes, for mapped
-/// segments, and if the write failed because the file system was full, or the process lacked
-/// memory.
+/// segments, and if the write failed because the process lacked memory. A write to a segment that
+/// was allocated whole can fail for lack of space too: on file systems that copy on write, and on
+/// block devices that are provisioned thinly.
 #[must_use]
 pub fn failed_volume(error: &Error) -> Option<u8> {
     let failed: &FailedWrite = error.source()?.downcast_ref()?;
-    let is_lack = matches!(
-        failed.error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::OutOfMemory
-    );
-    (!is_lack).then_some(failed.volume)
+    (failed.error.kind() != io::ErrorKind::OutOfMemory).then_some(failed.volume)
 }
 
 /// Error for segments that the parent process opened before a fork.

@@ -44,7 +44,7 @@ enum Obstacle {
     Grow(SegmentId),
     /// Removals must be synced before their space is reused.
     Sync,
-    /// No space can be freed, or the run exceeds the capacity.
+    /// No space can be freed, or the run exceeds the capacity of the usable volumes.
     Full,
 }
 
@@ -80,7 +80,7 @@ impl GrowthPauses {
 impl StoreCore {
     /// Finds extents for a run: its header, and `pages` pages of `page_units` units each.
     ///
-    /// Returns `NoSpace` if the run exceeds the capacity, if no more pages can be evicted, if a
+    /// Returns `NoSpace` if the run exceeds the usable capacity, if no more pages can be evicted, if a
     /// sync failed or could not begin, or if [`RECLAIM_ROUNDS`] rounds gave no place; `Deadline` if
     /// the wait for a new segment or for a sync exceeded the deadline.
     pub(crate) fn find_space(
@@ -146,8 +146,8 @@ impl StoreCore {
         let allocator = &space.allocator;
         let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
         // The run would not fit an empty store: the store has shrunk since the scope was
-        // registered, or a disk is full.
-        if run > allocator.capacity_units() {
+        // registered, a disk is full, or puts avoid a volume.
+        if run > allocator.usable_capacity_units() {
             return Err(Obstacle::Full);
         }
         if drains && !state.space.draining.is_empty() {
@@ -176,11 +176,23 @@ impl StoreCore {
         }
     }
 
+    /// Does as [`StoreCore::add_segment`] on a separate thread, and waits for it until `deadline`.
+    /// The thread then continues: a later put uses its segment.
+    fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<bool, Refusal> {
+        let add = move |core: &Self| core.add_segment(segment, deadline);
+        let is_late = move || Instant::now() >= deadline;
+        self.beside("ritornello-grow", add, is_late).unwrap_or(Err(Refusal::Deadline))
+    }
+
     /// Adds a segment file, unless the free-space floor, a lack of memory or the file system
     /// prevents it. One thread at a time adds a segment. If another thread has added a segment to
     /// the same volume since the caller tried to place its run, adds nothing, because the run may
     /// fit into that segment. Returns false if the volume was found not to grow now.
-    fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<bool, Refusal> {
+    fn add_segment(
+        &self,
+        segment: SegmentId,
+        deadline: Instant,
+    ) -> std::result::Result<bool, Refusal> {
         let _growing = self.shape.pause_growth(deadline).ok_or(Refusal::Deadline)?;
         // Check only the volume of `segment`: puts on other volumes may have changed which volume
         // `Space::next_segment` names.

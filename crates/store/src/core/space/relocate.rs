@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 const BATCH_BYTES: u64 = 32 << 20;
 /// Copies are synced after this number of runs, or after [`BATCH_BYTES`].
 const BATCH_RUNS: usize = 128;
+/// Number of failed copies in succession after which the remaining runs are left for a later
+/// attempt. A volume on which as many writes fail is then avoided by puts and copies.
+const FAILED_COPIES_MAX: u32 = 8;
 /// Maximum time that the move of a run waits for free space.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -56,11 +59,13 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Retry` if `control` stopped the work, a copy failed, or a sync has not ended in time: runs
-    /// not moved keep their place. `Fatal` if a sync failed: the store is poisoned.
+    /// not moved keep their place. After [`FAILED_COPIES_MAX`] failed copies in succession no
+    /// further copy is begun. `Fatal` if a sync failed: the store is poisoned.
     pub(crate) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
         let mut moving = Moving::default();
         let mut batch: Vec<Copied> = Vec::new();
         let (mut bytes, mut has_stalled) = (0, false);
+        let (mut failed, mut failures) = (None, 0);
         for &run in runs {
             // A copy has shown that a stalled volume still completes no operation: skip further
             // runs on stalled volumes.
@@ -72,13 +77,21 @@ impl StoreCore {
                 Ok(Copy::Done(copied)) => {
                     bytes += copied.place.units() * UNIT;
                     batch.push(copied);
+                    failures = 0;
                 }
                 Ok(Copy::Gone) => {}
                 Ok(Copy::Stalled) => has_stalled = true,
                 Err(error) if error.kind() == ErrorKind::Miss => moving.stuck.push(run),
-                Err(error) => {
+                Err(error) if error.kind() != ErrorKind::Retry || control.stop().is_some() => {
                     self.forget_copies(batch);
                     return Err(error);
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    failures += 1;
+                    if failures == FAILED_COPIES_MAX {
+                        break;
+                    }
                 }
             }
             if bytes >= BATCH_BYTES || batch.len() == BATCH_RUNS {
@@ -87,7 +100,7 @@ impl StoreCore {
             }
         }
         moving.moved += self.switch_to_copies(batch)?;
-        Ok(moving)
+        failed.map_or(Ok(moving), Err)
     }
 
     /// Copies a run to free space. The index still names the run's old place.
