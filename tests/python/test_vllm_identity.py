@@ -225,7 +225,7 @@ def test_stored_pages_keep_their_scopes(model: Path) -> None:
         {"model_config__dtype": "torch.float16"},
         {"cache_config__cache_dtype": "fp8"},
         {"cache_config__prefix_caching_hash_algo": "sha256_cbor"},
-        {"load_config__load_format": "bitsandbytes"},
+        {"load_config__load_format": "safetensors"},
     ],
 )
 def test_changes_of_bytes_change_identity(model: Path, change: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ def model_name(config: Mapping[str, Any]) -> str:
 def dtype_name(dtype: object) -> str:
     """Returns the name of a torch dtype, as in "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def file_digest(path: str | os.PathLike[str] | None) -> str:
+    """Returns the digest of a small file that affects the computation; "" without a file."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
 
 
 def depends_on_maximum_length(config: str) -> bool:

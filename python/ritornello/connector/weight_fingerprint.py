@@ -52,6 +52,13 @@ def fingerprint(model: Path) -> bytes | None:
     return digest.digest()
 
 
+def format_name(load_format: object) -> str:
+    """Returns the name of a load format, in lower case. `load_format`: a text or an enum, depending
+    on the engine and its version.
+    """
+    return str(getattr(load_format, "value", load_format)).lower()
+
+
 def fingerprint_of(name: str, revision: str | None, folder: str | None) -> bytes | None:
     """Returns the fingerprint of the weights that a model's name stands for, if they are files on
     this machine: a path, or a snapshot that the client of Hugging Face's hub has in its cache

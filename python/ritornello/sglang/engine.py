@@ -11,10 +11,11 @@ from ritornello.connector.identity import (
     depends_on_maximum_length,
     draft_option,
     dtype_name,
+    file_digest,
     model_name,
 )
-from ritornello.connector.weight_fingerprint import fingerprint_of
-from ritornello.sglang.identity import HASH_ALGORITHM, Engine, file_digest
+from ritornello.connector.weight_fingerprint import fingerprint_of, format_name
+from ritornello.sglang.identity import HASH_ALGORITHM, Engine
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
@@ -121,9 +122,8 @@ def reads_files(args: Any, load_format: object) -> bool:
     format from the files at the model's path. With a weight cache it takes them from the memory of
     another process, which may have loaded other files; ModelOpt may restore them from another path.
     """
-    name = str(getattr(load_format, "value", load_format)).lower()
     return (
-        name in FILE_FORMATS
+        format_name(load_format) in FILE_FORMATS
         and getattr(args, "weight_cache_mode", "off") == "off"
         and not getattr(args, "modelopt_checkpoint_restore_path", None)
     )
@@ -170,6 +170,11 @@ def _options(args: "ServerArgs", model: "ModelConfig") -> dict[str, str]:
     }
     if depends_on_maximum_length(str(model.hf_config)):
         options["context_len"] = str(model.context_len)
+    # Only if set, so that scopes of other engines stay the same. SGLang restricts adapters whose
+    # target is "all-linear" to these modules.
+    targets = getattr(args, "lora_target_modules", None)
+    if targets is not None:
+        options["lora_target_modules"] = ",".join(sorted(targets))
     return options
 
 

@@ -6,10 +6,8 @@ its layers and heads if they are known, otherwise by the rank.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.identity import ModelIdentity, dtype_name
@@ -205,8 +203,3 @@ def keys_of(page_hashes: Sequence[str]) -> list[bytes]:
     if len(page_hashes) > 1:
         return [key for page_hash in page_hashes for key in keys_of([page_hash])]
     return [hashlib.sha256(page_hash.encode()).digest() for page_hash in page_hashes]
-
-
-def file_digest(path: str | os.PathLike[str] | None) -> str:
-    """Returns the digest of a small file that affects the computation; "" without a file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

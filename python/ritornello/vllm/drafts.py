@@ -11,7 +11,7 @@ draft KV is useful.
 from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.identity import dtype_name
-from ritornello.connector.weight_fingerprint import fingerprint_of
+from ritornello.vllm.loaded_files import fingerprint_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -82,8 +82,5 @@ def _in_target_files(vllm_config: "VllmConfig") -> bool:
 
 def _fingerprint(vllm_config: "VllmConfig") -> bytes | None:
     speculation = vllm_config.speculative_config
-    draft: Any = speculation.draft_model_config
     load: Any = getattr(speculation, "draft_load_config", None) or vllm_config.load_config
-    if str(load.load_format) == "dummy":
-        return None
-    return fingerprint_of(draft.model, draft.revision, load.download_dir)
+    return fingerprint_of(speculation.draft_model_config, load)

@@ -125,6 +125,17 @@ def test_files_changed_after_start_keep_identity(server: Server, changed: str) -
     assert engine_of(config({})) != first
 
 
+def test_scope_contains_modules_of_adapters(server: Server) -> None:
+    none = model_of()
+    server.args.lora_target_modules = None
+    assert model_of() == none
+    options = []
+    for targets in (["q_proj", "k_proj"], {"k_proj", "q_proj"}, {"all"}, []):
+        server.args.lora_target_modules = targets
+        options.append(dict(model_of().options)["lora_target_modules"])
+    assert options == ["k_proj,q_proj", "k_proj,q_proj", "all", ""]
+
+
 def test_updated_weights_get_random_epoch_at_second_attach(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

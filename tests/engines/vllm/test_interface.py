@@ -26,6 +26,8 @@ from ritornello.vllm.interface import (
     TESTED,
     public_members,
 )
+from ritornello.vllm.loaded_files import FILE_FORMATS
+from ritornello.vllm.model import LLAMA4_UNSCALED_TOKENS
 from ritornello.vllm.support import OFFLOADED, SERVED
 from ritornello.vllm.weights.engine import ADMIT_METHOD, CALL_METHODS, RESET_METHOD
 from ritornello.vllm.weights.watch import (
@@ -187,6 +189,13 @@ def test_calls_reach_data_path(monkeypatch: pytest.MonkeyPatch) -> None:
             "SchedulerOutput",
             {"has_sync_kv_loads", "num_scheduled_tokens", "total_num_scheduled_tokens"},
         ),
+        ("vllm.config", "LoRAConfig", {"target_modules"}),
+        ("vllm.config", "ModelConfig", {"model_weights", "original_max_model_len"}),
+        (
+            "vllm.config",
+            "MultiModalConfig",
+            {"mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path", "mm_processor_cache_gb"},
+        ),
         ("vllm.config", "ParallelConfig", {"enable_eplb"}),
         ("vllm.config", "KVTransferConfig", {"kv_load_failure_policy"}),
         (CACHES, "KVCacheConfig", {"hash_block_size"}),
@@ -231,6 +240,24 @@ def test_vllm_classes_fit_our_protocols(sources: Sources, protocol: str, module:
                 "draft_load_config: ",
                 "rejection_sample_method: ",
                 *(f'"{method}"' for method in (*WITH_KV, *EXACT_ACCEPTANCE)),
+            ],
+        ),
+        ("vllm.model_executor.model_loader", [f'"{name}": ' for name in FILE_FORMATS]),
+        (
+            "vllm.model_executor.models.llama4",
+            [
+                "gen_config = vllm_config.model_config.try_get_generation_config()\n"
+                "        gen_config.update(vllm_config.model_config.override_generation_config)",
+                f"vllm_config.model_config.max_model_len > {LLAMA4_UNSCALED_TOKENS}\n",
+                '"attn_temperature_tuning", default_attn_temperature_tuning\n',
+            ],
+        ),
+        # Images are named by a counter under these conditions, and by a hash or a client otherwise.
+        (
+            "vllm.renderers.base",
+            [
+                "and model_config.multimodal_config.mm_processor_cache_gb == 0\n"
+                "            and not self.config.cache_config.enable_prefix_caching\n"
             ],
         ),
         # vLLM finalizes the connector, which saves the step's pages, after the draft model has run.
