@@ -53,7 +53,7 @@ fn used(open: &Open) -> Vec<u64> {
     stats.paths.iter().map(|path| path.used_bytes).collect()
 }
 
-/// Leases those of the first `count` pages of sequence `name` that are on `/a`.
+/// Leases the pages on `/a` among the first `count` pages of sequence `name`.
 fn lease_first_volume(open: &Open, name: u64, count: usize) {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let scope = catalog.resolve(&unchained(PAGE), false).unwrap().unwrap();

@@ -22,7 +22,7 @@ impl StoreCore {
     ///
     /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
     /// these runs are the oldest, so the policy would choose them first. If a step finds no other
-    /// victim, evicts those of these runs that follow an evictable run on a usable volume. Stops
+    /// victim, evicts runs on avoided volumes that follow an evictable run on a usable volume. Stops
     /// after the step in which the units freed on avoided volumes in this call reach
     /// [`WASTE_FACTOR`] times `units`.
     pub(super) fn evict(

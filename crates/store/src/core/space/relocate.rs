@@ -23,7 +23,7 @@ const BATCH_BYTES: u64 = 32 << 20;
 /// Copies are synced after this number of runs, or after [`BATCH_BYTES`].
 const BATCH_RUNS: usize = 128;
 /// Number of failed copies in succession after which the remaining runs are left for a later
-/// attempt. A volume on which as many writes fail is then avoided by puts and copies.
+/// attempt. After this number of failed writes on one volume, puts and copies avoid the volume.
 const FAILED_COPIES_MAX: u32 = 8;
 /// Maximum time that the move of a run waits for free space.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
