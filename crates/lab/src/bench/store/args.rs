@@ -56,7 +56,8 @@ alone and of all directories at the same time (the sum), then put and get with c
 --call-bytes, as many calls as --total holds. Ratios are to the sum of the same round. The measurement
 needs about three times --total, spread over the directories, and memory for a call of each length.
 With --full it needs about four times --total: the store holds twice --total, four times its capacity is
-written before the first round, and nothing is cleared, so that every put evicts pages.
+written before the first round, and nothing is cleared, so that every put evicts the least recently used
+pages.
 --throttle emulates slow disks: it limits the transfers in each directory to a rate; the store then
 uses blocking calls on threads instead of io_uring.
 

@@ -15,6 +15,7 @@ use raw::{Direction, RawLimits};
 use report::{Calls, Passes, RawRates, Report};
 use ritornello_medium::{Host, Medium, Throttled};
 use ritornello_node::Node;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Budget, Options, SEGMENT_BYTES};
 use ritornello_terminal::exit::{Failure, Status};
 use ritornello_terminal::print::{json, print_stderr, print_stdout};
@@ -61,6 +62,10 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let mut options = Options::new(metadata.path().join("store"));
     options.capacity = Some(capacity);
     options.segment_bytes = Some(segment_bytes);
+    if args.full {
+        // Other policies may evict the pages that were put last, which a round reads.
+        options.eviction = PolicyKind::Lru;
+    }
     options.paths = limited.iter().map(|dir| dir.join("segments")).collect();
 
     let steps = progress::steps(2 + u64::from(args.runs) * (1 + shapes.len() as u64));
