@@ -6,8 +6,8 @@ Makes loop devices with ext4, limits reads and writes of each with a cgroup (v1,
     python -m benches.volumes [--volumes 2,4] [--rate 250] [--full] [--dir DIR] [--json]
 
 The devices' files are sparse. With the default `--total` they take up to about 7 GiB in DIR (9 GiB
-with `--full`), and are written at the sum of the rates: where the disk is slower than this sum, name a directory in
-memory, such as /dev/shm.
+with `--full`), and are written at the sum of the rates: where the disk is slower than this sum,
+name a directory in memory, such as /dev/shm.
 """
 
 import argparse

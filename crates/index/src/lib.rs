@@ -232,6 +232,11 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// The state of a run.
     fn run(&self, run: RunId) -> Option<RunView>;
 
+    /// The run to which `run` is attached.
+    fn parent(&self, run: RunId) -> Option<RunId> {
+        self.run(run)?.parent.map(|(parent, _)| parent)
+    }
+
     /// Whether runs are attached to `run`.
     fn has_children(&self, run: RunId) -> bool;
 

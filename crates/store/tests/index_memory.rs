@@ -5,8 +5,8 @@
 mod common;
 
 use common::*;
-use ritornello_medium::Host;
-use ritornello_store::{IndexKind, Options, parse_index};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
+use ritornello_store::{Catalog, ClientId, IndexKind, Options, parse_index};
 use std::sync::Arc;
 
 const PAGE: u64 = 4096;
@@ -104,4 +104,41 @@ fn index_name_may_have_a_memory_ceiling() {
     for word in ["run:", "run:8", "run:1MiB", "memory:8GiB", "tree", "run:8GiB:2"] {
         assert!(parse_index(word).is_err(), "{word}");
     }
+}
+
+/// Every page on the volume that puts use is leased. Eviction for the index frees memory on the
+/// volume that puts avoid.
+#[test]
+fn full_index_evicts_on_an_avoided_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let schedule = Schedule::new();
+    let opts = Options {
+        index: Some(IndexKind::Run),
+        index_memory: Some(1 << 20),
+        background_threads: false,
+        paths: ["a", "b"].map(|name| dir.path().join(name)).to_vec(),
+        ..options(&dir.path().join("home"), 128)
+    };
+    let open = open_on(Arc::new(Faulty::new(Arc::new(Host), schedule.clone())), &opts).unwrap();
+    let mut next = 0;
+    assert!(fill(&open, &mut next) > 2000);
+    open.core.run_once();
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("b/seg-"));
+    let scope = chained(PAGE);
+    let failed = |next: u64| put(&open.store, &scope, &sequence(next, 1), None).reason == "io";
+    assert_eq!((next..next + 40).filter(|next| failed(*next)).count(), 8);
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(&scope, false).unwrap().unwrap();
+    for name in 0..next + 40 {
+        let located = catalog.begin_read(reference, &refs(&sequence(name, 1))).unwrap();
+        let mut extents = located.runs.iter().flat_map(|run| &run.place.extents);
+        if extents.any(|extent| extent.segment.volume() == 1) {
+            catalog.release(located.lease).unwrap();
+        }
+    }
+    next += 40;
+    fill(&open, &mut next);
+    open.core.run_once();
+    assert!(fill(&open, &mut next) > 0, "eviction must free memory of the index");
+    open.close();
 }

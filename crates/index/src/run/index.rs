@@ -238,6 +238,12 @@ impl PrefixIndex for RunIndex {
         tables.runs.number(run).map(|run| tables.runs.view(run))
     }
 
+    fn parent(&self, run: RunId) -> Option<RunId> {
+        let tables = self.tables.read();
+        let parent = tables.runs.cold(tables.runs.number(run)?).parent;
+        (parent != NO_RUN).then(|| tables.runs.id(parent))
+    }
+
     fn has_children(&self, run: RunId) -> bool {
         let tables = self.tables.read();
         tables.runs.number(run).is_some_and(|run| tables.runs.cold(run).child != NO_RUN)

@@ -17,12 +17,13 @@ const WASTE_FACTOR: u64 = 4;
 impl StoreCore {
     /// Evicts pages, leaves first, until at least `units` usable units are freed, or no page can be
     /// evicted, and counts the pages by `cause`. Usable units are neither in sealed segments nor on
-    /// avoided volumes. Lets waiting threads take the lock between steps. Returns the number of
-    /// usable units freed, at most `units`; `None` if no page was evicted.
+    /// avoided volumes; to make room in the index, all units are usable. Lets waiting threads take
+    /// the lock between steps. Returns the number of usable units freed, at most `units`; `None` if
+    /// no page was evicted.
     ///
-    /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
-    /// these runs are the oldest, so the policy would choose them first. If a step finds no other
-    /// victim, evicts runs on avoided volumes that follow an evictable run on a usable volume. Stops
+    /// For space, spares runs that are only on avoided volumes, because no put gets their space.
+    /// After a while these runs are the oldest, so the policy would choose them first. If a step
+    /// finds no other victim, evicts runs on avoided volumes that follow an evictable run on a usable volume. Stops
     /// after the step in which the units freed on avoided volumes in this call reach
     /// [`WASTE_FACTOR`] times `units`.
     pub(super) fn evict(
@@ -38,7 +39,9 @@ impl StoreCore {
             if any {
                 MutexGuard::bump(state);
             }
-            let avoided: Vec<u8> = state.space.allocator().avoided().collect();
+            let for_space = cause == EvictionCause::Space;
+            let avoided = state.space.allocator().avoided().filter(|_| for_space);
+            let avoided: Vec<u8> = avoided.collect();
             spares_followers &= !avoided.is_empty();
             let leaving = state.space.unusable_limbo_units();
             let wasted = state.space.avoided_limbo_units();
@@ -52,8 +55,12 @@ impl StoreCore {
                 break;
             }
             any = true;
-            // Do not count space in sealed segments and on avoided volumes, because no put gets it.
             let gone: u64 = victims.iter().map(|victim| victim.units).sum();
+            if !for_space {
+                left = left.saturating_sub(gone);
+                continue;
+            }
+            // Do not count space in sealed segments and on avoided volumes, because no put gets it.
             let unusable = state.space.unusable_limbo_units() - leaving;
             left = left.saturating_sub(gone.saturating_sub(unusable));
             let wasted = state.space.avoided_limbo_units().saturating_sub(wasted);

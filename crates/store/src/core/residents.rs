@@ -165,8 +165,8 @@ impl ProtectedRuns<'_> {
     /// Whether an ancestor of `run` is on a volume that is not spared, and neither this ancestor
     /// nor a run between the two is kept.
     fn follows_evictable(&self, run: RunId) -> bool {
-        let parent = |run| self.index.run(run)?.parent.map(|(parent, _)| parent);
-        let ancestors = std::iter::successors(parent(run), |run| parent(*run)).take(ANCESTORS_MAX);
+        let parent = |run: &RunId| self.index.parent(*run);
+        let ancestors = std::iter::successors(parent(&run), parent).take(ANCESTORS_MAX);
         let mut evictable = ancestors.take_while(|run| !self.is_kept(*run));
         evictable.any(|run| !self.is_on_spared(run))
     }

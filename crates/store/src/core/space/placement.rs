@@ -101,8 +101,8 @@ impl StoreCore {
                 Obstacle::Drain => drains = self.await_drain(drain_until),
                 Obstacle::Full => return Err(Refusal::NoSpace),
                 // A new segment does not count as a round, because a long page takes many segments.
-                // After the deadline only the first segment of the run is created, and only if no
-                // other thread is creating one.
+                // After the deadline only the creation of the run's first segment is begun, and only
+                // if no other thread is creating one.
                 Obstacle::Grow(_) if has_grown && Instant::now() >= deadline => {
                     return Err(Refusal::Deadline);
                 }

@@ -59,8 +59,8 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Retry` if `control` stopped the work, a copy failed, or a sync has not ended in time: runs
-    /// not moved keep their place. After [`FAILED_COPIES_MAX`] failed copies in succession no
-    /// further copy is begun. `Fatal` if a sync failed: the store is poisoned.
+    /// not moved keep their place. After [`FAILED_COPIES_MAX`] failed copies in succession, or one
+    /// that waited for [`SPACE_TIMEOUT`], no further copy is begun. `Fatal` if a sync failed: the store is poisoned.
     pub(crate) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
         let mut moving = Moving::default();
         let mut batch: Vec<Copied> = Vec::new();
@@ -73,6 +73,7 @@ impl StoreCore {
             {
                 continue;
             }
+            let begun = Instant::now();
             match self.copy(run, control) {
                 Ok(Copy::Done(copied)) => {
                     bytes += copied.place.units() * UNIT;
@@ -89,7 +90,8 @@ impl StoreCore {
                 Err(error) => {
                     failed.get_or_insert(error);
                     failures += 1;
-                    if failures == FAILED_COPIES_MAX {
+                    // If the copy waited for space in vain, further copies would too.
+                    if failures == FAILED_COPIES_MAX || begun.elapsed() >= SPACE_TIMEOUT {
                         break;
                     }
                 }
@@ -117,7 +119,7 @@ impl StoreCore {
         let until = SpaceDeadline::until(Instant::now() + SPACE_TIMEOUT);
         let extents = match self.find_space(header_units, page_units, pages, until) {
             Ok(extents) => extents,
-            Err(Refusal::NoSpace | Refusal::Deadline) => {
+            Err(Refusal::NoSpace) => {
                 return Err(Error::miss("a run cannot be moved: no space for the copy"));
             }
             Err(refusal) => {
