@@ -33,6 +33,11 @@ def multimodal(cache_gb: float = 4, **changes: Any) -> Any:
     return SimpleNamespace(mm_processor_cache_gb=cache_gb, **fields)
 
 
+def hf_config(**fields: Any) -> Any:
+    """Returns a stand-in for a configuration of Hugging Face."""
+    return SimpleNamespace(to_dict=lambda: fields, **fields)
+
+
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("cache_gb", [None, 0, 0.0, 4])
 def test_images_named_by_counter_are_refused(
@@ -49,6 +54,16 @@ def test_images_named_by_counter_are_refused(
         assert "remove one of these options" in found
     else:
         assert found == ""
+
+
+def test_models_without_images_are_served(model: Path) -> None:
+    found = reason(
+        model,
+        model_config__multimodal_config=multimodal(0),
+        model_config__supports_multimodal_inputs=False,
+        cache_config__enable_prefix_caching=False,
+    )
+    assert found == ""
 
 
 def llama4(length: int, original: int | None = None, **generation: Any) -> dict[str, Any]:
@@ -130,9 +145,26 @@ def test_weights_from_elsewhere_are_not_identified_by_files(
         assert "was not loaded from files" in found(model, speculation(draft, load=load))
 
 
-def test_streamed_weights_of_another_path_get_random_epoch(model: Path) -> None:
-    assert identify(model, model_config__model_weights="/elsewhere").model.epoch
-    assert not identify(model, model_config__model_weights="").model.epoch
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_config__model_weights": "/elsewhere"},
+        {"load_config__model_loader_extra_config": {"pattern": "/elsewhere/{rank}-{part}"}},
+        {"model_config__hf_config": hf_config(text_model_id="/elsewhere")},
+        {"model_config__hf_config": hf_config(audio_model_id="/elsewhere")},
+        {"model_config__hf_config": hf_config(architectures=["MoonshotKimiaForCausalLM"])},
+    ],
+)
+def test_weights_of_another_folder_get_random_epoch(model: Path, changes: dict[str, Any]) -> None:
+    assert identify(model, **changes).model.epoch
+
+
+def test_weights_of_the_models_folder_get_no_epoch(model: Path) -> None:
+    config = {"concurrency": 4}
+    found = identify(
+        model, model_config__model_weights="", load_config__model_loader_extra_config=config
+    )
+    assert not found.model.epoch
 
 
 def lora(targets: list[str] | None) -> Any:

@@ -120,10 +120,12 @@ def loaded_files() -> LoadedFiles:
 def reads_files(args: Any, load_format: object) -> bool:
     """Returns whether SGLang, started with `args`, reads all weights of a model with this load
     format from the files at the model's path. With a weight cache it takes them from the memory of
-    another process, which may have loaded other files; ModelOpt may restore them from another path.
+    another process, which may have loaded other files; ModelOpt may restore them from another path;
+    the `pattern` of the format `sharded_state` may name any files.
     """
     return (
         format_name(load_format) in FILE_FORMATS
+        and "pattern" not in (getattr(args, "model_loader_extra_config", None) or ())
         and getattr(args, "weight_cache_mode", "off") == "off"
         and not getattr(args, "modelopt_checkpoint_restore_path", None)
     )

@@ -8,9 +8,9 @@ from ritornello.connector.weight_fingerprint import format_name
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig
 
-# Load formats with which vLLM reads all weights from the files at the model's path. Other formats
-# take weights from elsewhere (another server, another process, a URL, a copy that an earlier start
-# made), or a plugin defines them.
+# Load formats with which vLLM reads the weights of most models from the files at the model's path.
+# Other formats take weights from elsewhere (another server, another process, a URL, a copy that an
+# earlier start made), or a plugin defines them.
 FILE_FORMATS = frozenset(
     {
         "auto",
@@ -32,7 +32,23 @@ def fingerprint_of(model: "ModelConfig", load: "LoadConfig") -> bytes | None:
     None for other weights.
     """
     # If `model_weights` is set, vLLM streams weights from there instead of from the model's path.
+    # The `pattern` of formats with a file for each rank may name any files.
     streamed = getattr(model, "model_weights", "")
-    if streamed or format_name(load.load_format) not in FILE_FORMATS:
+    has_pattern = "pattern" in (getattr(load, "model_loader_extra_config", None) or ())
+    if streamed or has_pattern or format_name(load.load_format) not in FILE_FORMATS:
+        return None
+    if _has_further_folders(getattr(model, "hf_config", None)):
         return None
     return weight_fingerprint.fingerprint_of(model.model, model.revision, load.download_dir)
+
+
+def _has_further_folders(config: object) -> bool:
+    """Returns whether vLLM loads a part of the model from a folder that has no fingerprint:
+    Ultravox's language model and audio encoder, and Kimi-Audio's audio encoder.
+    """
+    models = ("text_model_id", "audio_model_id")
+    architectures = getattr(config, "architectures", None) or ()
+    return (
+        any(getattr(config, model, None) for model in models)
+        or "MoonshotKimiaForCausalLM" in architectures
+    )

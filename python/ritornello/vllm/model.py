@@ -113,9 +113,13 @@ def _images_refusal(vllm_config: "VllmConfig") -> str:
     """Returns why pages of equal images may differ, or pages of different images have equal keys;
     "" if neither can happen.
     """
-    multimodal: Any = getattr(vllm_config.model_config, "multimodal_config", None)
-    uncached = getattr(multimodal, "mm_processor_cache_gb", None) == 0
-    if uncached and not vllm_config.cache_config.enable_prefix_caching:
+    model = vllm_config.model_config
+    multimodal: Any = getattr(model, "multimodal_config", None)
+    counted = (
+        getattr(multimodal, "mm_processor_cache_gb", None) == 0
+        and not vllm_config.cache_config.enable_prefix_caching
+    )
+    if counted and getattr(model, "supports_multimodal_inputs", True):
         return (
             "with --no-enable-prefix-caching and --mm-processor-cache-gb 0, vLLM names images by a "
             "counter that every process starts again: remove one of these options"

@@ -87,6 +87,7 @@ def test_weights_from_files_are_identified_by_files(server: Server, load_format:
         {"load_format": "dummy"},
         {"load_format": "remote_instance"},
         {"load_format": "npcache"},
+        {"load_format": "sharded_state", "model_loader_extra_config": '{"pattern": "/x/{rank}"}'},
         {"load_format": LoadFormat.REMOTE_INSTANCE},
         {"load_format": "presharded"},
         {"load_format": "a later format"},
