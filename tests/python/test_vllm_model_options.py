@@ -153,6 +153,11 @@ def test_weights_from_elsewhere_are_not_identified_by_files(
         {"model_config__hf_config": hf_config(text_model_id="/elsewhere")},
         {"model_config__hf_config": hf_config(audio_model_id="/elsewhere")},
         {"model_config__hf_config": hf_config(architectures=["MoonshotKimiaForCausalLM"])},
+        {
+            "model_config__hf_config": hf_config(
+                architectures=["MiMoV2OmniForCausalLM"], audio_config={}
+            )
+        },
     ],
 )
 def test_weights_of_another_folder_get_random_epoch(model: Path, changes: dict[str, Any]) -> None:

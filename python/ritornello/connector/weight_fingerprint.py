@@ -59,6 +59,21 @@ def format_name(load_format: object) -> str:
     return str(getattr(load_format, "value", load_format)).lower()
 
 
+def has_further_folders(config: object) -> bool:
+    """Returns whether engines load a part of the model from a folder that has no fingerprint:
+    Ultravox's language model and audio encoder, and the audio encoders of Kimi-Audio and MiMo.
+    `config`: the configuration of the model.
+    """
+    names = ("text_model_id", "audio_model_id")
+    architectures = getattr(config, "architectures", None) or ()
+    has_audio = getattr(config, "audio_config", None) is not None
+    return (
+        any(getattr(config, name, None) for name in names)
+        or "MoonshotKimiaForCausalLM" in architectures
+        or (has_audio and any(name.startswith("MiMoV2") for name in architectures))
+    )
+
+
 def fingerprint_of(name: str, revision: str | None, folder: str | None) -> bytes | None:
     """Returns the fingerprint of the weights that a model's name stands for, if they are files on
     this machine: a path, or a snapshot that the client of Hugging Face's hub has in its cache

@@ -14,7 +14,11 @@ from ritornello.connector.identity import (
     file_digest,
     model_name,
 )
-from ritornello.connector.weight_fingerprint import fingerprint_of, format_name
+from ritornello.connector.weight_fingerprint import (
+    fingerprint_of,
+    format_name,
+    has_further_folders,
+)
 from ritornello.sglang.identity import HASH_ALGORITHM, Engine
 
 if TYPE_CHECKING:
@@ -68,7 +72,8 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
         options = {**_options(args, model), "kv_scales": files.kv_scales, **files.draft}
         # If the weight version is not the version that SGLang was started with, the weights were
         # updated, and differ from the weights in the files.
-        if _weight_version() == str(args.weight_version):
+        is_updated = _weight_version() != str(args.weight_version)
+        if not (is_updated or has_further_folders(model.hf_config)):
             fingerprint = files.weights
     except Exception as error:
         # SGLang publishes no configuration in this process, or publishes it under other names.

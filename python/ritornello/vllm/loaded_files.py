@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ritornello.connector import weight_fingerprint
-from ritornello.connector.weight_fingerprint import format_name
+from ritornello.connector.weight_fingerprint import format_name, has_further_folders
 
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig
@@ -37,18 +37,6 @@ def fingerprint_of(model: "ModelConfig", load: "LoadConfig") -> bytes | None:
     has_pattern = "pattern" in (getattr(load, "model_loader_extra_config", None) or ())
     if streamed or has_pattern or format_name(load.load_format) not in FILE_FORMATS:
         return None
-    if _has_further_folders(getattr(model, "hf_config", None)):
+    if has_further_folders(getattr(model, "hf_config", None)):
         return None
     return weight_fingerprint.fingerprint_of(model.model, model.revision, load.download_dir)
-
-
-def _has_further_folders(config: object) -> bool:
-    """Returns whether vLLM loads a part of the model from a folder that has no fingerprint:
-    Ultravox's language model and audio encoder, and Kimi-Audio's audio encoder.
-    """
-    models = ("text_model_id", "audio_model_id")
-    architectures = getattr(config, "architectures", None) or ()
-    return (
-        any(getattr(config, model, None) for model in models)
-        or "MoonshotKimiaForCausalLM" in architectures
-    )

@@ -40,20 +40,20 @@ class Server:
             weight_cache_mode="off",
             weight_version="default",
         )
+        self.model = SimpleNamespace(
+            hf_config=SimpleNamespace(to_dict=lambda: {"model_type": "tiny"}),
+            dtype=torch.bfloat16,
+            get_total_num_kv_heads=lambda: 2,
+        )
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server = Server(tmp_path)
-    model = SimpleNamespace(
-        hf_config=SimpleNamespace(to_dict=lambda: {"model_type": "tiny"}),
-        dtype=torch.bfloat16,
-        get_total_num_kv_heads=lambda: 2,
-    )
     path = SimpleNamespace(model_path=str(server.weights.parent))
     for name, value in {
         "get_server_args": server.args,
-        "process_model_config": model,
+        "process_model_config": server.model,
         "get_model": path,
         "get_serving": SimpleNamespace(weight_version="default"),
         "attention_backends": ("a", "b"),
@@ -70,6 +70,14 @@ def model_of() -> Any:
 
 def draft_of() -> str:
     return dict(model_of().options)["draft"]
+
+
+def test_weights_of_further_folders_get_a_random_epoch(server: Server) -> None:
+    assert not model_of().epoch
+    server.model.hf_config.architectures = ["MiMoV2ForCausalLM"]
+    assert not model_of().epoch
+    server.model.hf_config.audio_config = {}
+    assert model_of().epoch
 
 
 @pytest.mark.parametrize("load_format", ["auto", "safetensors", LoadFormat.AUTO])
