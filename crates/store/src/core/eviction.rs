@@ -23,9 +23,9 @@ impl StoreCore {
     ///
     /// For space, spares runs that are only on avoided volumes, because no put gets their space.
     /// After a while these runs are the oldest, so the policy would choose them first. If a step
-    /// finds no other victim, evicts runs on avoided volumes that follow an evictable run on a usable volume. Stops
-    /// after the step in which the units freed on avoided volumes in this call reach
-    /// [`WASTE_FACTOR`] times `units`.
+    /// finds no other victim, evicts runs on avoided volumes that follow an evictable run on a
+    /// usable volume. Stops after the step in which the units freed on avoided volumes in this call
+    /// reach [`WASTE_FACTOR`] times `units`.
     pub(super) fn evict(
         &self,
         state: &mut MutexGuard<'_, State>,

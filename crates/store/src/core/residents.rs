@@ -130,8 +130,8 @@ impl Residents {
 pub(super) struct Spared<'a> {
     /// Volumes that puts avoid. Runs that are only on these volumes are spared.
     pub(super) volumes: &'a [u8],
-    /// Whether a run is also spared if it keeps an evictable run on another volume from being
-    /// evicted, because it follows this run.
+    /// Whether these runs are spared even if they follow an evictable run on another volume, which
+    /// can be evicted only after them.
     pub(super) followers: bool,
 }
 

@@ -80,7 +80,7 @@ impl GrowthPauses {
 impl StoreCore {
     /// Finds extents for a run: its header, and `pages` pages of `page_units` units each.
     ///
-    /// Returns `NoSpace` if the run exceeds the usable capacity, if no more pages can be evicted, if a
+    /// Returns `NoSpace` if the run exceeds the usable capacity, if no page can be evicted, if a
     /// sync failed or could not begin, or if [`RECLAIM_ROUNDS`] rounds gave no place; `Deadline` if
     /// the wait for a new segment or for a sync exceeded the deadline.
     pub(crate) fn find_space(

@@ -59,8 +59,10 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Retry` if `control` stopped the work, a copy failed, or a sync has not ended in time: runs
-    /// not moved keep their place. After [`FAILED_COPIES_MAX`] failed copies in succession, or one
-    /// that waited for [`SPACE_TIMEOUT`], no further copy is begun. `Fatal` if a sync failed: the store is poisoned.
+    /// not moved keep their place. `Fatal` if a sync failed: the store is poisoned.
+    ///
+    /// Begins no further copy after [`FAILED_COPIES_MAX`] failed copies in succession, or after a
+    /// failed copy that took [`SPACE_TIMEOUT`] or longer.
     pub(crate) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
         let mut moving = Moving::default();
         let mut batch: Vec<Copied> = Vec::new();

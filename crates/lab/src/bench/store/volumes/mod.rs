@@ -95,8 +95,8 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// Returns one capacity that suffices for `totals` sets of each of the shapes, with the same number
-/// of segments in each of `directories`.
+/// Returns one capacity that suffices for `totals` sets of each of the shapes. Each of the
+/// `directories` gets the same number of segments.
 fn capacity(
     shapes: &[Shape],
     totals: u32,
