@@ -13,6 +13,7 @@ mod read;
 mod salvage;
 mod sections;
 mod stored_page;
+mod stream_copy;
 mod verify_run;
 mod volume_times;
 mod wide_crc;

@@ -9,6 +9,9 @@ use ritornello_format::{RunHeader, Slice, SliceChecksum};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Bytes of a slice that are checksummed, and then copied while they are in the processor's cache.
+const BLOCK: usize = 64 << 10;
+
 /// Computes the checksums of slices that follow one another on disk.
 pub(super) struct SliceSums<'a> {
     key: &'a [u8],
@@ -196,18 +199,30 @@ impl Expected<'_, '_> {
         scratch: &mut Vec<u8>,
     ) -> Result<(), MissReason> {
         let slice = self.slices[usize::from(number)];
+        let is_raw = slice.codec == Slice::RAW;
+        let mut sum = SliceChecksum::new(self.key, self.read.place.generation, number);
+        let Range { start, end } = self.decoded(number);
+        let have = self.arrived_bytes.saturating_sub(start).min(end - start) as usize;
+        let to = start as usize..end as usize;
+        let mut done = 0;
+        for block in stored.chunks(BLOCK) {
+            wide_crc::update(&mut sum, block);
+            if is_raw {
+                // Copy the block while it is in the cache. If the slice turns out to be damaged,
+                // its page misses, and the target of a missed page may hold any bytes.
+                let skip = have.saturating_sub(done).min(block.len());
+                // SAFETY: promised by the caller.
+                unsafe { self.target.stream(to.start + done + skip, &block[skip..]) };
+            }
+            done += block.len();
+        }
         // The checksum covers the bytes on disk, so a decoder never gets bytes that changed after
         // they were written.
-        let mut sum = SliceChecksum::new(self.key, self.read.place.generation, number);
-        wide_crc::update(&mut sum, stored);
         if sum.finish() != slice.checksum {
             return Err(MissReason::Checksum);
         }
-        let Range { start, end } = self.decoded(number);
-        let have = self.arrived_bytes.saturating_sub(start) as usize;
-        let to = start as usize..end as usize;
-        let plain = match self.read.encoded {
-            _ if slice.codec == Slice::RAW => stored,
+        match self.read.encoded {
+            _ if is_raw => return Ok(()),
             Encoded::Unpack(by) => {
                 if have == 0
                     && let Some(to_ptr) = self.target.contiguous(&to)
@@ -218,12 +233,11 @@ impl Expected<'_, '_> {
                 }
                 scratch.resize(to.len(), 0);
                 by.unpack(slice.codec, stored, scratch)?;
-                scratch
             }
             Encoded::Refuse | Encoded::AsStored => return Err(MissReason::Codec),
-        };
+        }
         // SAFETY: promised by the caller; `scratch` is memory of this crate.
-        unsafe { self.target.scatter(to.start + have..to.end, &plain[have..]) };
+        unsafe { self.target.scatter(to.start + have..to.end, &scratch[have..]) };
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The memory of a page during a transfer: which of its bytes move in place, and which through
 //! staging.
 
-use super::Control;
+use super::{Control, stream_copy};
 use crate::io_engine::IoVec;
 use crate::memory_block::Block;
 use crate::page_memory::{PageSource, PageTarget};
@@ -187,6 +187,22 @@ impl PageMemory {
         let bytes = from.len().min(range.len());
         // SAFETY: `from` has `bytes` bytes; the caller promised the other conditions.
         unsafe { self.write_from(range.start, from.as_ptr(), bytes) };
+    }
+
+    /// Copies `from` to the page, starting at its byte `at`, clipped to the page's end, past the
+    /// processor's caches ([`stream_copy`]).
+    ///
+    /// # Safety
+    /// The conditions of [`PageMemory::scatter`] apply.
+    pub(super) unsafe fn stream(&self, at: usize, from: &[u8]) {
+        let mut rest = from;
+        for (iovec, skip) in self.iovecs_from(at) {
+            let (now, behind) = rest.split_at(rest.len().min(iovec.len() - skip));
+            // SAFETY: inside the fragment, which a target promises to be writable; no overlap,
+            // promised by the caller.
+            unsafe { stream_copy::copy(now.as_ptr(), iovec.ptr().add(skip), now.len()) };
+            rest = behind;
+        }
     }
 
     /// Copies `bytes` bytes at `from` to the page, starting at its byte `at`, clipped to the page's

@@ -16,6 +16,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Maximum length of a page that is wholly in staging before its verification although it is not
+/// encoded, in bytes.
+const WHOLE_MAX: u64 = 16 << 20;
+
 /// The chunks that one call reads, and the headers and parts that wait for them.
 pub(super) struct Fetches<'a> {
     pub(super) job: ReadJob<'a>,
@@ -129,12 +133,19 @@ impl<'a> Fetches<'a> {
                     layout.cut(read.place, 0..layout.header, &mut chunks);
                     layout.cut(read.place, body, &mut chunks);
                 }
-                // Pages that are shorter on disk than in memory are encoded: they are read to
-                // staging, and decoded from there to the target.
-                let needs_staging = u64::from(read.place.page_units) < units_of(read.page_bytes)
-                    && !matches!(read.encoded, Encoded::AsStored);
+                // Two kinds of pages are read to staging, and verified there before they are decoded
+                // or copied to the target: encoded pages, which are shorter on disk than in memory,
+                // and pages that cannot be read straight to the target. A longer page of the second
+                // kind goes through staging operation by operation, because all of it may not fit.
+                let as_stored = matches!(read.encoded, Encoded::AsStored);
+                let is_encoded = u64::from(read.place.page_units) < units_of(read.page_bytes);
+                let is_short = layout.page <= WHOLE_MAX;
+                let needs_staging = |target: &PageMemory| {
+                    !as_stored && (is_encoded || (is_short && !target.is_in_place()))
+                };
                 for page in 0..read.keys.len() {
                     self.job.push_unknown(run, page);
+                    let needs_staging = needs_staging(self.job.target(self.parts.len()));
                     self.parts.push(PartFetch { needs_staging, ..PartFetch::default() });
                 }
             }
