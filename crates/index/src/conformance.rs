@@ -50,6 +50,8 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
     let mut names = BTreeMap::new();
     index.for_each(&mut |run, view| {
         assert_eq!(index.run(run).as_ref(), Some(&view), "run() agrees with for_each()");
+        let parent = view.parent.map(|(parent, _)| parent);
+        assert_eq!(index.parent(run), parent, "parent() agrees with run()");
         assert_eq!(index.place(run).as_ref(), Some(&view.place), "place() agrees with for_each()");
         names.insert(run, view.place.generation);
         runs.push((run, view));

@@ -233,9 +233,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn run(&self, run: RunId) -> Option<RunView>;
 
     /// The run to which `run` is attached.
-    fn parent(&self, run: RunId) -> Option<RunId> {
-        self.run(run)?.parent.map(|(parent, _)| parent)
-    }
+    fn parent(&self, run: RunId) -> Option<RunId>;
 
     /// Whether runs are attached to `run`.
     fn has_children(&self, run: RunId) -> bool;

@@ -249,6 +249,11 @@ impl PrefixIndex for MemoryIndex {
         self.0.lock().runs.get(&run).map(|run| run.view.clone())
     }
 
+    fn parent(&self, run: RunId) -> Option<RunId> {
+        let (parent, _) = self.0.lock().runs.get(&run)?.view.parent?;
+        Some(parent)
+    }
+
     fn has_children(&self, run: RunId) -> bool {
         self.0.lock().runs.get(&run).is_some_and(|run| !run.children.is_empty())
     }

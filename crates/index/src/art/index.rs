@@ -195,6 +195,11 @@ impl PrefixIndex for ArtIndex {
         self.or_miss(self.view(run)).flatten()
     }
 
+    fn parent(&self, run: RunId) -> Option<RunId> {
+        let (parent, _) = self.or_miss(self.record(run)).flatten()?.parent?;
+        Some(parent)
+    }
+
     fn has_children(&self, run: RunId) -> bool {
         self.or_miss(self.tree.any(&key::children(run))).unwrap_or_default()
     }

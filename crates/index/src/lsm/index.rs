@@ -228,6 +228,11 @@ impl PrefixIndex for LsmIndex {
         }
     }
 
+    fn parent(&self, run: RunId) -> Option<RunId> {
+        let (parent, _) = self.db.record(run)?.parent?;
+        Some(parent)
+    }
+
     fn has_children(&self, run: RunId) -> bool {
         let mut found = false;
         self.db.scan(Family::Child, &keys::page_position(run, 0), |key, _| {
