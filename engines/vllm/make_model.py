@@ -7,8 +7,10 @@
 the last 128 tokens only. `latent` is a DeepSeek V2 without experts (latent attention: one KV vector
 for all heads). `states` is an LFM2, in which every second layer is a convolution: vLLM keeps its
 state as a `MambaSpec`. `sinks` is a gpt-oss, whose attention has sinks and, in every second layer,
-a window. `eagle` is the EAGLE head of `tiny`: one layer that drafts tokens. `mtp` is a MiMo with
-one MTP layer, which drafts tokens as well.
+a window. `shallow` is a Llama of one layer, and `eagle` its EAGLE head: one layer that drafts
+tokens. `mtp` is a MiMo of one layer with one MTP layer, which drafts tokens as well. The drafting
+layers have the weights of their target's layer and draft from the tokens alone, so their drafts are
+often accepted, if their KV is right.
 
 The weights depend on the shape alone (fixed seed). Their standard deviation is large enough that
 greedy answers depend on the whole prompt.
@@ -16,12 +18,20 @@ greedy answers depend on the whole prompt.
 
 from __future__ import annotations
 
-import json
 import sys
 from fcntl import LOCK_EX, flock
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+SHALLOW: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     # 2.5 M parameters, for tests.
     "tiny": {
@@ -90,23 +100,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
-    "eagle": {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 4096,
-        "initializer_range": 0.2,
-    },
-    # The last layer becomes the MTP layer.
-    "mtp": {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 4096,
-        "initializer_range": 0.2,
-    },
+    "shallow": SHALLOW,
+    "eagle": SHALLOW,
+    "mtp": SHALLOW,
 }
 # Classes of configuration and model in transformers.
 KINDS: dict[str, tuple[str, str]] = {
@@ -154,42 +150,49 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def save_eagle(model: Any, folder: Path) -> None:
-    """Saves a Llama model of one layer as an EAGLE head, with the names that vLLM reads. The head
-    uses the embeddings of its target model.
+    """Saves a Llama model of one layer as the EAGLE head of this model, with the names that vLLM
+    reads. The head uses the embeddings of its target model, and ignores its hidden states.
     """
     import torch
     from safetensors.torch import save_file
 
-    width = model.config.hidden_size
+    config = model.config
     state = {
         name.removeprefix("model."): tensor
         for name, tensor in model.state_dict().items()
         if name.startswith("model.layers.") and "input_layernorm" not in name
     }
-    state["fc.weight"] = torch.randn(width, 2 * width).to(torch.bfloat16) * 0.2
+    # The layer of a head has no norm before its attention. In the target this norm divides an
+    # embedding by about the standard deviation of the weights.
+    for kind in "qkv":
+        state[f"layers.0.self_attn.{kind}_proj.weight"] /= config.initializer_range
+    tokens = torch.eye(config.hidden_size)
+    state["fc.weight"] = torch.cat([tokens, 0 * tokens], 1).to(torch.bfloat16)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    model.config.architectures = ["LlamaForCausalLM"]
-    model.config.save_pretrained(folder)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
 
 
 def save_mtp(model: Any, folder: Path) -> None:
-    """Saves a Qwen 2 model as a MiMo, with the last layer as MTP layer."""
+    """Saves a Qwen 2 model of one layer as a MiMo. Its MTP layer has the weights of this layer, and
+    ignores the hidden states of the target.
+    """
     import torch
     from safetensors.torch import save_file
 
     config, width = model.config, model.config.hidden_size
-    last = f"model.layers.{config.num_hidden_layers - 1}."
-    state = {
-        name.replace(last, "model.mtp_layers.0."): tensor
-        for name, tensor in model.state_dict().items()
-    }
+    state = dict(model.state_dict())
+    for name in list(state):
+        if name.startswith("model.layers."):
+            state[name.replace(".layers.", ".mtp_layers.")] = state[name].clone()
     for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
         state[f"model.mtp_layers.0.{norm}.weight"] = torch.ones(width, dtype=torch.bfloat16)
-    projection = torch.randn(width, 2 * width).to(torch.bfloat16) * 0.2
-    state["model.mtp_layers.0.input_proj.weight"] = projection
+    # The MTP layer normalizes the embeddings, and its target does not.
+    tokens = config.initializer_range * torch.eye(width)
+    state["model.mtp_layers.0.input_proj.weight"] = torch.cat([0 * tokens, tokens], 1).to(
+        torch.bfloat16
+    )
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    config.num_hidden_layers -= 1
-    config.layer_types = config.layer_types[:-1]
     config.num_nextn_predict_layers = 1
     config.architectures = ["MiMoForCausalLM"]
     config.save_pretrained(folder)
@@ -220,16 +223,18 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     shape, folder = arguments[0], Path(arguments[1])
-    description = json.dumps(COMMON | SHAPES[shape], sort_keys=True)
+    # A change of this module may change the model, so a model that an earlier version made is made
+    # again.
+    digest = sha256(Path(__file__).read_bytes()).hexdigest()
     stamp = folder / ".stamp"
     folder.mkdir(parents=True, exist_ok=True)
     # Suites that run concurrently share models.
     with (folder / ".lock").open("w") as lock:
         flock(lock, LOCK_EX)
-        if stamp.is_file() and stamp.read_text() == description:
+        if stamp.is_file() and stamp.read_text() == digest:
             return 0
         parameters = make_model(shape, folder)
-        stamp.write_text(description)
+        stamp.write_text(digest)
     print(f"{folder}: {parameters / 1e6:.1f} M parameters")
     return 0
 

@@ -38,13 +38,18 @@ def test_stored_draft_kv_is_useful_and_stale_draft_kv_is_harmless(ask: Ask) -> N
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("target", "drafting"),
-    [("tiny", [("draft_model", "tiny", 4), ("eagle", "eagle", 1)]), ("mtp", [("mtp", "mtp", 1)])],
-    ids=["tiny", "mtp"],
+    [
+        ("shallow", [("draft_model", "shallow", 1), ("eagle", "eagle", 1)]),
+        ("mtp", [("mtp", "mtp", 1)]),
+    ],
+    ids=["shallow", "mtp"],
 )
-def test_drafts_change_no_answer(
+def test_drafts_from_stored_kv_are_accepted_and_change_no_answer(
     ask: Ask, target: str, drafting: list[tuple[str, str, int]]
 ) -> None:
-    """`drafting`: for each engine its method, its draft model, and the model's number of layers."""
+    """`drafting`: for each engine its method, its draft model, and the model's number of layers.
+    The models are made so that drafts from correct KV are often accepted.
+    """
     plain = ask([1, 2], target, dtype="float32")
     expected = [answer["first"] for answer in plain["answers"]]
     for method, draft, layers in drafting:
@@ -57,7 +62,10 @@ def test_drafts_change_no_answer(
             assert answer["first_hits"] == 0
             assert answer["stored_hits"] == answer["stale_hits"] == CLAIMED
             assert answer["first"] == answer["stored"] == answer["stale"] == tokens
-            assert answer["stored_accepted"] == answer["first_accepted"]
+            assert answer["stored_accepted"] == answer["first_accepted"] > 0
+            assert answer["stale_accepted"] < answer["first_accepted"]
         again = ask([1, 2], target, **drafts)
-        assert [answer["first_hits"] for answer in again["answers"]] == [CLAIMED, CLAIMED]
-        assert [answer["first"] for answer in again["answers"]] == expected
+        for before, after in zip(found["answers"], again["answers"], strict=True):
+            assert after["first_hits"] == CLAIMED
+            assert after["first"] == before["first"]
+            assert after["first_accepted"] == before["first_accepted"]
