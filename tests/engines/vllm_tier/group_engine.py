@@ -12,20 +12,19 @@ from typing import Any
 
 from harness import BLOCK
 
-from servers.vllm import connector
-
 WAIT_SECONDS = 60.0
 LAYOUT = "LBHNC"
 
 
 class GroupEngine:
-    """`extra`: the connector's settings. Before, the caller must have replaced
-    `data_path.data_path`, so that the connector has the data path of GPU engines. `specs`: the kind
-    of each layer. `cache`: fields of vLLM's `CacheConfig`.
+    """`transfer`: vLLM's configuration of the connector, `RitornelloConnector` or vLLM's offloading
+    connector with our tier. Before, the caller must have replaced `data_path.data_path`, so that
+    the former has the data path of GPU engines. `specs`: the kind of each layer. `cache`: fields of
+    vLLM's `CacheConfig`.
     """
 
     def __init__(
-        self, model: Path, extra: dict[str, Any], specs: dict[str, Any], **cache: Any
+        self, model: Path, transfer: dict[str, Any], specs: dict[str, Any], **cache: Any
     ) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -43,7 +42,7 @@ class GroupEngine:
             max_model_len=1024,
             block_size=BLOCK,
             num_gpu_blocks_override=200,
-            kv_transfer_config=connector(**extra),
+            kv_transfer_config=transfer,
         ).create_engine_config()
         for name, value in {"kv_cache_layout": LAYOUT, **cache}.items():
             setattr(config.cache_config, name, value)
@@ -72,8 +71,10 @@ class GroupEngine:
         # treats the weights as changed. So remove the guard from the data path and the tier.
         self.path._guard = None
         (tier,) = self.path.connector_scheduler.manager.secondary_tiers
+        # None if the tier does not serve the engine.
         self.tier = tier._tier
-        self.tier._guard = None
+        if self.tier is not None:
+            self.tier._guard = None
 
     @property
     def kinds(self) -> list[str]:
@@ -81,7 +82,8 @@ class GroupEngine:
 
     @property
     def path(self) -> Any:
-        return self.scheduler.connector.data_path
+        connector = self.scheduler.connector
+        return getattr(connector, "data_path", connector)
 
     def answer(self, prompt: list[int]) -> int:
         """Answers a prompt. Returns how many tokens of the prompt were not computed."""
@@ -104,8 +106,9 @@ class GroupEngine:
 
     def stop(self) -> None:
         """Stops the engine once the store, or the last of its tiers, has all chunks."""
-        assert self.tier._jobs.wait(60)
-        self.tier._store._store.flush()
+        if self.tier is not None:
+            assert self.tier._jobs.wait(60)
+            self.tier._store._store.flush()
         self.scheduler.shutdown()
         self._worker.shutdown()
 

@@ -4,6 +4,7 @@ same store or in a remote, and continues with the same bytes.
 """
 
 import inspect
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from group_engine import GroupEngine
 from harness import BLOCK, prompt
 
-from ritornello.vllm import data_path, offloading_path
+from ritornello.vllm import data_path, kernels, offloading_path
+from ritornello.vllm.tier.namespace import offloads_parts
 from ritornello.vllm.weights.guard import WeightGuard
-from servers.vllm import CPU_SPEC
+from servers.vllm import CPU_SPEC, connector, offloading
 
 HOST_BYTES = 16 << 20
 
@@ -111,8 +113,29 @@ def test_second_engine_continues_with_the_bytes_of_the_first(
     loaded = []
     for one, asked in (("first", ASKED), ("second", ASKED + prompt(52, 90))):
         extra = settings(tmp_path, place, one)
-        engine = GroupEngine(model, extra, layers_of(name), **cache)
+        engine = GroupEngine(model, connector(**extra), layers_of(name), **cache)
         assert set(engine.kinds) == kinds
         loaded.append(engine.answer(asked))
         engine.stop()
     assert loaded == [0, tokens]
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("name", ["windows", "local"])
+def test_windows_in_chunks_of_several_blocks_are_not_served_before_fix(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, blocks: int
+) -> None:
+    """The user lists our tier in vLLM's own configuration of offloading, and chooses the chunk."""
+    served = blocks == 1 or not offloads_parts(kernels.version())
+    transfer = offloading(HOST_BYTES, blocks, {"path": str(tmp_path / "store")})
+    loaded = []
+    with caplog.at_level(logging.WARNING, "vllm.ritornello"):
+        for asked in (ASKED, ASKED + prompt(52, 90)):
+            engine = GroupEngine(model, transfer, layers_of(name))
+            assert (engine.tier is not None) == served
+            loaded.append(engine.answer(asked))
+            engine.stop()
+    assert loaded == [0, 576 if served else 0]
+    said = [line for line in caplog.messages if "without the blocks that a window has left" in line]
+    assert len(said) == (0 if served else 2)
+    assert all("pages are neither loaded nor stored" in line for line in said)
