@@ -34,24 +34,27 @@ def mha(
     heads: int = 2,
     head_dim: int = 64,
     dtype: torch.dtype = torch.bfloat16,
+    drafts: int = 0,
 ) -> MHATokenToKVPoolHost:
-    count = layers[1] - layers[0]
-    shape = (page, heads, head_dim)
-    k = tuple(torch.zeros(shape, dtype=dtype) for _ in range(count))
-    v = tuple(torch.zeros(shape, dtype=dtype) for _ in range(count))
-    info = MHABufferInfo(
-        buffers=KVBuffers(
-            k=k, v=v, k_data_ptrs=_pointers(k), v_data_ptrs=_pointers(v), layout=KVBufferLayout.NHD
-        ),
-        page_size=page,
-        head_num=heads,
-        head_dim=head_dim,
-        v_head_dim=head_dim,
-        dtype=dtype,
-        device=CPU,
-    )
+    """`drafts`: number of drafting layers in the pages, after the layers of the target model."""
+
+    def device(layers: int) -> MHABufferInfo:
+        shape = (page, heads, head_dim)
+        k = tuple(torch.zeros(shape, dtype=dtype) for _ in range(layers))
+        v = tuple(torch.zeros(shape, dtype=dtype) for _ in range(layers))
+        pointers = {"k_data_ptrs": _pointers(k), "v_data_ptrs": _pointers(v)}
+        return MHABufferInfo(
+            buffers=KVBuffers(k=k, v=v, layout=KVBufferLayout.NHD, **pointers),
+            page_size=page,
+            head_num=heads,
+            head_dim=head_dim,
+            v_head_dim=head_dim,
+            dtype=dtype,
+            device=CPU,
+        )
+
     return MHATokenToKVPoolHost(
-        info,
+        device(layers[1] - layers[0]),
         host_to_device_ratio=2.0,
         host_size=0,
         page_size=page,
@@ -61,6 +64,7 @@ def mha(
         start_layer=layers[0],
         end_layer=layers[1],
         host_token_capacity=pages * page,
+        draft_buffer_infos=tuple(device(1) for _ in range(drafts)),
     )
 
 
