@@ -15,8 +15,8 @@ pub(super) struct Pick {
 impl Space {
     /// Selects holes for a run, in the order of its bytes:
     ///
-    /// 1. the smallest hole that holds the whole run, on the first volume of the allocation order
-    ///    that has such a hole;
+    /// 1. the smallest hole that holds the whole run or, in a full space of several volumes, two
+    ///    pieces, on the first volume of the allocation order that has room for them;
     /// 2. pieces on one volume: of several volumes with room, the one that needs the fewest pieces;
     /// 3. pieces on several volumes.
     ///
@@ -35,6 +35,14 @@ impl Space {
             if let Some(hole) = self.volumes[at].free.best(units) {
                 let pick = Pick { volume: u8::try_from(at).ok()?, hole, units: units as u32 };
                 return Some(vec![pick]);
+            }
+            // Two pieces are read as fast as one, because a run has several operations anyway. A run
+            // on a volume out of turn, in contrast, makes one volume of its put slower.
+            if count > 1
+                && !growing
+                && let Some(pieces) = self.pieces(shape, &[at], 2)
+            {
+                return Some(pieces);
             }
         }
         let limit = if growing {
