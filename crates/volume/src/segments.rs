@@ -14,11 +14,10 @@ mod stalls;
 mod volumes;
 
 pub use report::{IoChoice, IoMode, IoReport};
-pub(crate) use speeds::Moved;
+pub(crate) use speeds::{Moved, Speeds};
 pub(crate) use stalls::OpInFlight;
 pub use volumes::{Candidate, Discover, Guard};
 
-use speeds::Speeds;
 use stalls::Stalls;
 use volumes::{Discovery, Volume};
 
@@ -26,6 +25,7 @@ use crate::io_engine::IoEngine;
 use crate::map::Map;
 use crate::run_on_threads;
 use crate::staging::{Staging, StagingStats};
+use crate::transfer::copy_threads_max;
 use files::Files;
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
@@ -150,7 +150,7 @@ impl Segments {
             discovery: Discovery::default(),
             segment_bytes,
             in_flight_bytes,
-            speeds: Speeds::default(),
+            speeds: Speeds::new(copy_threads_max()),
             stalls: Stalls::new(),
             engine: choice.engine,
             staging,

@@ -5,9 +5,10 @@ mod common;
 
 use common::{Run, SEGMENT_BYTES};
 use ritornello_format::SegmentId;
-use ritornello_medium::Host;
+use ritornello_medium::{Faulty, Host, Medium, MediumFault, Rule, Schedule};
 use ritornello_volume::*;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const VOLUMES: u8 = 3;
 const PAGE: usize = 192 << 10;
@@ -21,6 +22,10 @@ struct Volumes {
 }
 
 fn volumes(io: IoChoice) -> Volumes {
+    volumes_on(Arc::new(Host), io)
+}
+
+fn volumes_on(medium: Arc<dyn Medium>, io: IoChoice) -> Volumes {
     let new = |_| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let dirs: Vec<tempfile::TempDir> = (0..VOLUMES).map(new).collect();
     let config = SegmentsConfig {
@@ -29,7 +34,7 @@ fn volumes(io: IoChoice) -> Volumes {
         io,
         in_flight_bytes: IN_FLIGHT,
     };
-    let segments = Segments::open(Arc::new(Host), config).unwrap();
+    let segments = Segments::open(medium, config).unwrap();
     for volume in 0..VOLUMES {
         segments.create(SegmentId::new(volume, 0)).unwrap();
         segments.create(SegmentId::new(volume, 1)).unwrap();
@@ -149,11 +154,47 @@ fn lost_volume_misses_only_its_runs() {
     assert_eq!(found, [true, false, true, true, false, true, false], "runs 1, 4, 6 need volume 1");
 }
 
+/// The runs of all volumes are in one call. Each lane has its own volume, except the lane of the
+/// run that is on all volumes.
+#[test]
+fn stalled_volume_fails_only_its_runs() {
+    let schedule = Schedule::new();
+    let medium = Faulty::new(Arc::new(Host), schedule.clone());
+    let volumes = volumes_on(Arc::new(medium), IoChoice::Pool);
+    let (segments, mut runs) = (&volumes.segments, runs());
+    assert_eq!(write(segments, &mut runs, &Control::default()), [true; 7]);
+    let stalled = volumes.dirs[1].path().join("seg-").display().to_string();
+    schedule.add(Rule::always(MediumFault::Stall).at(stalled));
+    let wait_until = |is_true: &dyn Fn() -> bool| {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !is_true() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    std::thread::scope(|scope| {
+        let caught = scope.spawn(|| read(segments, &runs, &Control::default()));
+        wait_until(&|| segments.stalled_volumes() == [1]);
+        let found = scope.spawn(|| read(segments, &runs, &Control::default()));
+        let written = scope.spawn(|| write(segments, &mut runs.clone(), &Control::default()));
+        wait_until(&|| found.is_finished() && written.is_finished());
+        let have_ended = (caught.is_finished(), found.is_finished(), written.is_finished());
+        schedule.heal();
+        assert_eq!(have_ended, (false, true, true));
+        let expected = [true, false, true, true, false, true, false];
+        assert_eq!(
+            (found.join().unwrap(), written.join().unwrap()),
+            (expected.to_vec(), expected.to_vec())
+        );
+        caught.join().unwrap();
+    });
+    assert_eq!(read(segments, &runs, &Control::default()), [true; 7]);
+}
+
 #[test]
 fn transfers_past_their_deadline_fail() {
     let volumes = volumes(IoChoice::Auto);
     let mut runs = runs();
-    let now = Some(std::time::Instant::now());
+    let now = Some(Instant::now());
     let late = Control { deadline: now, ..Control::default() };
     assert_eq!(write(&volumes.segments, &mut runs, &late), [false; 7]);
     write(&volumes.segments, &mut runs, &Control::default());

@@ -1,7 +1,6 @@
 //! This process's measurements of its volumes: the speed of each volume, and whether one thread
 //! checksums as fast as a volume moves bytes.
 
-use crate::transfer::copy_threads_max;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,8 +30,10 @@ pub(crate) enum Moved {
 }
 
 /// Measurements of the volumes, by direction.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Speeds {
+    /// Maximum lanes of each volume.
+    lanes_max: usize,
     read: Mutex<Direction>,
     written: Mutex<Direction>,
     /// Whether a volume was measured since [`Speeds::take_new`].
@@ -56,6 +57,16 @@ struct VolumeSpeed {
 }
 
 impl Speeds {
+    /// No measurements. A volume has at most `lanes_max` lanes.
+    pub(crate) fn new(lanes_max: usize) -> Self {
+        Self {
+            lanes_max,
+            read: Mutex::default(),
+            written: Mutex::default(),
+            is_new: AtomicBool::default(),
+        }
+    }
+
     fn of(&self, moved: Moved) -> &Mutex<Direction> {
         match moved {
             Moved::Read => &self.read,
@@ -91,16 +102,16 @@ impl Speeds {
 
     /// Records that the lanes of the busiest volume together computed for `busiest`, in a transfer
     /// that took `elapsed`. If the lanes cannot keep up with this volume, later transfers use one
-    /// more lane for each volume, up to [`copy_threads_max`]; if fewer lanes suffice, later
-    /// transfers use one less.
+    /// more lane for each volume, up to `lanes_max`; if fewer lanes suffice, later transfers use
+    /// one less.
     pub(crate) fn computed(&self, moved: Moved, elapsed: Duration, busiest: Duration) {
         if elapsed.is_zero() {
             return;
         }
         let percent = u64::try_from(100 * busiest.as_micros() / elapsed.as_micros().max(1));
+        let percent = percent.unwrap_or(u64::MAX);
         let mut direction = self.of(moved).lock();
-        direction.more_lanes =
-            more_lanes(direction.more_lanes, percent.unwrap_or(u64::MAX), copy_threads_max());
+        direction.more_lanes = more_lanes(direction.more_lanes, percent, self.lanes_max);
     }
 
     /// The speed of the slowest volume that was measured, in bytes per second.
@@ -157,7 +168,7 @@ mod tests {
 
     #[test]
     fn measurement_needs_enough_bytes() {
-        let speeds = Speeds::default();
+        let speeds = Speeds::new(1);
         speeds.moved(Moved::Written, 1, 128 << 20, SECOND);
         assert_eq!(speeds.take_new().unwrap(), [0, 128 << 10]);
         assert_eq!(speeds.take_new(), None);
@@ -172,7 +183,7 @@ mod tests {
         speeds.moved(Moved::Read, 1, 128 << 20, SECOND);
         assert_eq!(speeds.get(), [32 << 10, 128 << 10, 256 << 10], "the speeds must be of reads");
         assert_eq!(speeds.slowest(Moved::Read), Some(32 << 20));
-        assert_eq!(Speeds::default().slowest(Moved::Read), None);
+        assert_eq!(Speeds::new(1).slowest(Moved::Read), None);
         for _ in 0..50 {
             speeds.moved(Moved::Read, 0, 128 << 20, SECOND);
         }

@@ -269,6 +269,9 @@ fn distribute(runs: &[usize], count: usize) -> impl Iterator<Item = Vec<usize>> 
 }
 
 #[cfg(test)]
+mod busy_threads;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use ritornello_format::{Extent, SegmentId};

@@ -36,8 +36,21 @@ pub(crate) fn copy_threads(count: usize, bytes: u64) -> usize {
 /// files.
 pub(crate) fn copy_threads_max() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
-    *THREADS.get_or_init(|| {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        (processors / PROCESSORS_PER_THREAD).clamp(1, THREADS_MAX)
-    })
+    *THREADS.get_or_init(|| threads_of(std::thread::available_parallelism().map_or(1, usize::from)))
+}
+
+/// Maximum threads of one call on a machine with `processors` processors.
+fn threads_of(processors: usize) -> usize {
+    (processors / PROCESSORS_PER_THREAD).clamp(1, THREADS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_for_each_eight_processors() {
+        let threads = [1, 8, 15, 16, 31, 32, 256].map(threads_of);
+        assert_eq!(threads, [1, 1, 1, 2, 3, 4, 4]);
+    }
 }
