@@ -10,6 +10,7 @@ pub mod explaining;
 pub mod fixture;
 pub mod items;
 pub mod log_lines;
+pub mod tickets;
 pub mod volumes;
 
 use ritornello_format::{Result, Scope};
