@@ -64,6 +64,7 @@ fn puts_into_full_stores_use_all_volumes() {
     (0..2 * puts).for_each(|number| _ = put(&core, &catalog, number));
     let slowness: f64 = (2 * puts..4 * puts).map(|at| put(&core, &catalog, at).recip()).sum();
     let reached = 2.0 * puts as f64 / slowness;
+    println!("transfers reach {reached:.2} of the sum of the volumes' speeds");
     assert!(catalog.stats().unwrap().counters["evicted_pages"] > 0);
     assert!(reached > 0.9, "transfers reach {reached:.2} of the sum of the volumes' speeds");
 }
