@@ -1,26 +1,37 @@
 //! Threads for one call that shares its work between them and borrows from its caller. A
 //! [`ThreadPool`](crate::ThreadPool) outlives its callers, so its jobs borrow nothing.
 
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 /// Calls `work` on this thread and on up to `threads - 1` further threads. Returns the results; an
 /// error is the panic of a further thread. If a thread fails to start, continues with fewer
 /// threads. Each call of `work` must therefore take its pieces from a list that all threads share.
+///
+/// Waits until `work` has returned on every thread, and not until the threads have ended. The
+/// kernel ends a thread only after its `io_uring` workers, which perform operations that would
+/// block, and `work` may have left such operations behind.
 pub fn run_on_threads<T: Send>(
     threads: usize,
     name: &str,
     work: impl Fn() -> T + Sync,
 ) -> Vec<thread::Result<T>> {
     thread::scope(|scope| {
-        let start = |_| {
+        let (sender, results) = mpsc::channel();
+        let start = |_: &usize| {
+            let (work, sender) = (&work, sender.clone());
+            let work = move || {
+                // The receiver waits for the result of every thread.
+                let _ = sender.send(catch_unwind(AssertUnwindSafe(work)));
+            };
             let thread = thread::Builder::new().name(name.to_owned());
-            thread.spawn_scoped(scope, &work).ok()
+            thread.spawn_scoped(scope, work).is_ok()
         };
-        let helpers: Vec<_> = (1..threads).filter_map(start).collect();
+        let helpers = (1..threads).filter(start).count();
         let mine = Ok(work());
-        std::iter::once(mine).chain(helpers.into_iter().map(|helper| helper.join())).collect()
+        std::iter::once(mine).chain(results.iter().take(helpers)).collect()
     })
 }
 
