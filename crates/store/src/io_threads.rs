@@ -17,8 +17,8 @@ const THREADS: usize = 8;
 /// Threads that puts leave to gets, so that puts do not delay reads.
 const THREADS_FOR_GETS: usize = 5;
 /// Maximum threads while a volume is stalled. A call that has an operation in flight on the volume
-/// keeps its thread until the kernel returns the operation, so tickets for other volumes need more
-/// threads.
+/// keeps its thread until the kernel returns the operation, or, if the operation reads into staging
+/// memory, until the deadline of the call. Tickets for other volumes therefore need more threads.
 const THREADS_MAX: usize = 64;
 /// Maximum threads while a volume completes no operations and does not count as stalled yet. Calls
 /// still begin operations on such a volume, and may occupy all of these threads. Once the volume

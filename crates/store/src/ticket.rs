@@ -155,7 +155,8 @@ impl Ticket {
     }
 
     /// Stops the ticket: no further I/O is started. The ticket is done when I/O in flight has
-    /// ended, and its outcome includes the pages that were complete by this time.
+    /// ended, or was left behind ([`Segments::read_runs`](ritornello_volume::Segments::read_runs)).
+    /// Its outcome includes the pages that were complete by this time.
     pub fn cancel(&self) {
         self.shared.cancelled.store(true, Ordering::Release);
     }

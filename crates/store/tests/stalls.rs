@@ -71,7 +71,7 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
 
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
     let caught: Vec<Ticket> =
-        stalled[..STALLED_GETS].iter().map(|key| start_get(&open, &scope, key, SHORT)).collect();
+        stalled[..STALLED_GETS].iter().map(|key| start_get(&open, &scope, key, LONG)).collect();
     let began = Instant::now();
     for key in &other {
         let ticket = start_get(&open, &scope, key, LONG);

@@ -11,8 +11,9 @@
 //! **Promises.** If a read reports a page as verified, the caller's memory holds the page that was
 //! written under its key in its generation: byte for byte, unless a lossy codec encoded the page.
 //! Any other outcome is a miss with a reason, never a panic. When a call returns, its I/O has
-//! completed. Memory is bounded by the bytes that each call keeps in flight, and by the length of
-//! staging.
+//! completed, except reads into memory of this crate that a stopped call leaves behind: no I/O uses
+//! the caller's memory. Memory is bounded by the bytes that each call keeps in flight, by the
+//! number of calls that may leave reads behind, and by the length of staging.
 //!
 //! **Must not know** which pages exist, which client requests pages, or which space may be
 //! overwritten: the caller supplies the places of runs.

@@ -15,7 +15,7 @@ mod volumes;
 
 pub use report::{IoChoice, IoMode, IoReport};
 pub(crate) use speeds::{Moved, Speeds};
-pub(crate) use stalls::OpInFlight;
+pub(crate) use stalls::{LeftBehind, OpInFlight};
 pub use volumes::{Candidate, Discover, Guard};
 
 use stalls::Stalls;
@@ -87,7 +87,7 @@ pub struct Segments {
     /// Bytes that one call keeps in flight on each volume.
     pub(crate) in_flight_bytes: usize,
     pub(crate) speeds: Speeds,
-    pub(crate) stalls: Stalls,
+    pub(crate) stalls: Arc<Stalls>,
     pub(crate) engine: Box<dyn IoEngine>,
     pub(crate) staging: Arc<Staging>,
     files: Files,

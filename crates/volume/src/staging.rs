@@ -25,8 +25,11 @@ const CANCEL_CHECK: Duration = Duration::from_millis(20);
 /// A bounded arena of staging memory, handed out in 4 KiB-aligned [`StagingBuffer`]s.
 ///
 /// The arena is in huge pages if the machine permits (see [`StagingStats::backing`]), and is not
-/// inherited by a forked child. Transparent huge pages and small pages become resident when they
-/// are first used, pages of the huge-page pool when the arena is made; all stay resident.
+/// inherited by a forked child. A buffer of a read that its call left behind is in use until the
+/// kernel has completed the read, so a disk that hangs may hold the whole arena: calls then wait
+/// for memory for a limited time ([`Staging::take`]). Transparent huge pages and small pages become
+/// resident when they are first used, pages of the huge-page pool when the arena is made; all stay
+/// resident.
 pub struct Staging {
     arena: Arena,
     state: Mutex<State>,

@@ -31,11 +31,18 @@ use crate::staging::{Staging, StagingBuffer};
 use ritornello_format::{Place, RunHeader, ScopeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Interval at which a call that waits for operations in flight checks whether it was cancelled.
+const CANCEL_CHECK: Duration = Duration::from_millis(20);
 
 /// Deadline, cancellation and options of one call. After cancellation or the deadline no operation
-/// is submitted; the call still waits for operations in flight, because the kernel may write to the
-/// caller's memory until they complete. The default has no deadline and cannot be cancelled.
+/// is submitted. The call still waits for operations in flight, because the kernel uses the
+/// caller's memory until they complete; a read whose operations in flight all use memory of this
+/// crate alone leaves them behind after a short time ([`Segments::read_runs`]). The default has no
+/// deadline and cannot be cancelled.
+///
+/// [`Segments::read_runs`]: crate::Segments::read_runs
 #[derive(Clone, Debug, Default)]
 pub struct Control {
     /// Time from which the call submits no further operation.
@@ -62,6 +69,17 @@ impl Control {
             Some(MissReason::Deadline)
         } else {
             None
+        }
+    }
+
+    /// Maximum time after which [`Control::stop`] must be checked again; `None` if the call has no
+    /// deadline and cannot be cancelled.
+    pub(crate) fn check_after(&self) -> Option<Duration> {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        let until_deadline = self.deadline.map(left);
+        match &self.cancelled {
+            None => until_deadline,
+            Some(_) => Some(until_deadline.map_or(CANCEL_CHECK, |left| left.min(CANCEL_CHECK))),
         }
     }
 

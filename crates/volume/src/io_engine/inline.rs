@@ -2,7 +2,7 @@
 //! used for simulated files, where segments are mapped, for self-tests, and for a call that cannot
 //! make an `io_uring`.
 
-use super::{IoEngine, Op, OpQueue, Work, drive};
+use super::{Abandoned, IoEngine, Op, OpQueue, Work, drive};
 use std::io;
 use std::time::Duration;
 
@@ -32,7 +32,10 @@ impl OpQueue for Completed {
     fn in_flight(&self) -> usize {
         self.0.len()
     }
-    fn reap(&mut self, _: bool, ended: &mut Vec<(u64, io::Result<()>)>) {
+    fn reap(&mut self, _: Option<Duration>, ended: &mut Vec<(u64, io::Result<()>)>) {
         ended.append(&mut self.0);
+    }
+    fn abandon(&mut self, _: Abandoned) {
+        // No operation is in flight: `submit` completed all operations.
     }
 }

@@ -3,12 +3,12 @@
 //! the `io_uring` writes of a killed process, for files without descriptors, for I/O through the
 //! page cache, and on request.
 
-use super::{IoEngine, Op, OpQueue, Work, drive};
+use super::{Abandoned, IoEngine, Op, OpQueue, Work, drive};
 use crate::{ForkSafeLock, Job, ThreadPool};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum threads for each volume. A call has at most this number of operations in flight, times
 /// the number of volumes that it has used.
@@ -16,8 +16,9 @@ const THREADS_MAX: usize = 16;
 
 /// Threads that run operations, separate for each volume: operations on a stalled volume take no
 /// thread from operations on other volumes. The queues have no limit, but the operations of a call
-/// have (`THREADS_MAX`). A call returns only after its operations have completed, so no thread uses
-/// the memory of a call that has returned.
+/// have (`THREADS_MAX`). A call returns only after its operations have completed or were abandoned.
+/// The memory of abandoned operations belongs to their [`Reply`], so no thread uses memory that the
+/// call has borrowed after the call has returned.
 pub(crate) struct Pool(Box<[OnceLock<ThreadPool<OpJob>>]>);
 
 struct OpJob {
@@ -25,20 +26,38 @@ struct OpJob {
     reply: Arc<Reply>,
 }
 
-/// Completed operations of one call.
+/// The state of one call's operations, which the call and the jobs of its operations share.
+type Reply = ForkSafeLock<Replies>;
+
 #[derive(Default)]
-struct Reply {
-    ended: ForkSafeLock<Vec<(u64, io::Result<()>)>>,
+struct Replies {
+    /// Completed operations that the call has not collected.
+    ended: Vec<(u64, io::Result<()>)>,
+    /// The memory of the operations in flight, once the call has abandoned them.
+    abandoned: Option<Abandoned>,
 }
 
 impl Job for OpJob {
     fn run(mut self) {
-        let result = self.op.perform();
+        // An abandoned operation that waited for a thread is not performed: no code needs it.
+        let is_abandoned = self.reply.lock().abandoned.is_some();
+        let result = if is_abandoned { Ok(()) } else { self.op.perform() };
         let tag = self.op.tag;
-        // Drop the file first: when a call returns, the pool must not hold the call's files open.
+        // Drop the file first: when a call returns, the pool must not hold the call's files open,
+        // except the files of abandoned operations.
         drop(self.op);
-        self.reply.ended.lock().push((tag, result));
-        self.reply.ended.wake_one();
+        let mut replies = self.reply.lock();
+        let memory = match &mut replies.abandoned {
+            Some(abandoned) => abandoned.remove(&tag),
+            None => {
+                replies.ended.push((tag, result));
+                None
+            }
+        };
+        drop(replies);
+        self.reply.wake_one();
+        // Free the memory outside the lock, because it may take other locks.
+        drop(memory);
     }
 }
 
@@ -95,13 +114,31 @@ impl OpQueue for PoolQueue<'_> {
     fn in_flight(&self) -> usize {
         self.in_flight
     }
-    fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>) {
-        let mut completed = self.reply.ended.lock();
-        while wait && completed.is_empty() && self.in_flight > 0 {
-            completed = self.reply.ended.wait(completed);
+    fn reap(&mut self, limit: Option<Duration>, ended: &mut Vec<(u64, io::Result<()>)>) {
+        let mut replies = self.reply.lock();
+        if limit != Some(Duration::ZERO) {
+            let until = limit.map(|limit| Instant::now() + limit);
+            while replies.ended.is_empty() && self.in_flight > 0 {
+                let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                replies = match left {
+                    None => self.reply.wait(replies),
+                    Some(Duration::ZERO) => break,
+                    Some(left) => self.reply.wait_for(replies, left),
+                };
+            }
         }
-        self.in_flight -= completed.len();
-        ended.append(&mut completed);
+        self.in_flight -= replies.ended.len();
+        ended.append(&mut replies.ended);
+    }
+    fn abandon(&mut self, mut memory: Abandoned) {
+        let mut replies = self.reply.lock();
+        // An operation that has completed since the last `reap` does not look for its memory again.
+        let completed: Vec<_> =
+            replies.ended.drain(..).filter_map(|(tag, _)| memory.remove(&tag)).collect();
+        replies.abandoned = Some(memory);
+        drop(replies);
+        self.in_flight = 0;
+        drop(completed);
     }
 }
 
@@ -109,7 +146,7 @@ impl Drop for PoolQueue<'_> {
     fn drop(&mut self) {
         let mut ended = Vec::new();
         while self.in_flight > 0 {
-            self.reap(true, &mut ended);
+            self.reap(None, &mut ended);
         }
     }
 }

@@ -1,7 +1,18 @@
 //! The engine of `io_uring`. Each running call has its own ring, which later calls reuse.
+//!
+//! A call that abandons its operations leaves its ring to a new thread, which waits until nothing
+//! is in flight and then closes the ring. The kernel runs a completion on the thread that submitted
+//! the operation: also with `COOP_TASKRUN` it wakes that thread from an interruptible sleep
+//! (`TWA_SIGNAL_NO_IPI` in kernel/task_work.c leaves out only the interrupt of a thread that runs
+//! in user mode, which then completes the operation when it next enters the kernel, at the latest
+//! at a timer interrupt). The completions of a thread that has ended are run by the kernel. The
+//! waiting thread therefore gets every completion, although it has submitted nothing.
 
-use super::{Inline, IoEngine, Op, OpQueue, Work, drive};
-use io_uring::{IoUring, opcode, squeue, types::Fd};
+use super::{Abandoned, Inline, IoEngine, Op, OpQueue, Work, drive};
+use io_uring::{
+    IoUring, opcode, squeue,
+    types::{Fd, SubmitArgs, Timespec},
+};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
@@ -59,7 +70,9 @@ impl IoEngine for Uring {
         };
         let mut queue = RingQueue::new(ring);
         let waited = drive(&mut queue, work);
-        if let Some(ring) = queue.into_ring() {
+        if !queue.abandoned.is_empty() {
+            queue.leave();
+        } else if let Some(ring) = queue.into_ring() {
             let mut rings = self.idle.lock();
             if rings.len() < IDLE_RINGS_MAX {
                 rings.push(ring);
@@ -94,6 +107,9 @@ struct RingQueue {
     /// Whether the kernel has refused a submission with an error other than `EINTR`, `EAGAIN` and
     /// `EBUSY`. Nothing is submitted to such a ring again.
     broken: bool,
+    /// The memory of the operations in flight, once the call has abandoned them. Declared last, so
+    /// that the ring is closed first.
+    abandoned: Abandoned,
 }
 
 impl RingQueue {
@@ -105,6 +121,7 @@ impl RingQueue {
             unsent: VecDeque::new(),
             failed: Vec::new(),
             broken: false,
+            abandoned: Abandoned::new(),
         }
     }
 
@@ -118,10 +135,25 @@ impl RingQueue {
         self.ring.take().filter(|_| !self.broken)
     }
 
+    /// Waits for all operations. Frees the memory of each abandoned operation when it has
+    /// completed.
     fn drain(&mut self) {
         let mut ended = Vec::new();
         while self.in_flight() > 0 {
-            self.reap(true, &mut ended);
+            self.reap(None, &mut ended);
+            for (tag, _) in ended.drain(..) {
+                drop(self.abandoned.remove(&tag));
+            }
+        }
+    }
+
+    /// Waits for the abandoned operations on a new thread. Waits on this thread if no thread can be
+    /// started.
+    fn leave(self) {
+        let thread = std::thread::Builder::new().name("ritornello-reap".to_owned());
+        // Dropping the queue waits. If the thread fails to start, `spawn` drops the queue here.
+        if let Err(error) = thread.spawn(move || drop(self)) {
+            tracing::debug!(%error, "a call waited for operations that it had abandoned");
         }
     }
 
@@ -149,20 +181,29 @@ impl RingQueue {
             return;
         }
         self.unsent.push_back(slot);
-        self.enter(0);
+        self.enter(0, None);
     }
 
-    /// Submits the entries of the queue and waits for `want` completions.
-    fn enter(&mut self, want: usize) {
+    /// Submits the entries of the queue and waits for `want` completions, at most `limit`. Before
+    /// Linux 5.11, the limit has no effect.
+    fn enter(&mut self, want: usize, limit: Option<Duration>) {
         let Some(ring) = &mut self.ring else { return };
+        let limit = limit.filter(|_| want > 0 && ring.params().is_feature_ext_arg());
+        let timeout = limit.map(Timespec::from);
         loop {
-            match ring.submit_and_wait(want) {
+            let entered = match &timeout {
+                Some(timeout) => {
+                    ring.submitter().submit_with_args(want, &SubmitArgs::new().timespec(timeout))
+                }
+                None => ring.submit_and_wait(want),
+            };
+            match entered {
                 Ok(_) => break,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) if want == 0 => {}
-                    // A signal, memory pressure or a full completion queue ended the call. The next
-                    // call of `enter` submits the remaining entries.
-                    Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => break,
+                    // A signal, the limit, memory pressure or a full completion queue ended the
+                    // call. The next call of `enter` submits the remaining entries.
+                    Some(libc::EINTR | libc::ETIME | libc::EAGAIN | libc::EBUSY) => break,
                     _ => {
                         self.broken = true;
                         break;
@@ -216,14 +257,14 @@ impl OpQueue for RingQueue {
     fn in_flight(&self) -> usize {
         self.in_kernel() + self.failed.len()
     }
-    fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>) {
+    fn reap(&mut self, limit: Option<Duration>, ended: &mut Vec<(u64, io::Result<()>)>) {
         ended.append(&mut self.failed);
         let in_kernel = self.in_kernel();
         let Some(ring) = &mut self.ring else { return };
         if in_kernel == 0 {
             return;
         }
-        let want = usize::from(wait && ended.is_empty());
+        let want = usize::from(limit != Some(Duration::ZERO) && ended.is_empty());
         // Entering the kernel also runs completions that are deferred to this thread
         // (`COOP_TASKRUN`).
         let enter = if want > 0 {
@@ -233,7 +274,7 @@ impl OpQueue for RingQueue {
             queue.taskrun() || queue.cq_overflow() || !queue.is_empty()
         };
         if enter && !self.broken {
-            self.enter(want);
+            self.enter(want, limit);
         } else if enter && want > 0 {
             // A broken ring cannot be entered to wait. Sleep and poll it instead, because entries
             // that the kernel has consumed still complete.
@@ -247,14 +288,19 @@ impl OpQueue for RingQueue {
             let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
             let Some(Some(op)) = self.slots.get_mut(slot) else { continue };
             match op.advance(result) {
-                None => self.push(slot),
-                Some(end) => {
+                // The rest of an abandoned operation is not submitted: no code needs it.
+                None if self.abandoned.is_empty() => self.push(slot),
+                end => {
+                    let end = end.unwrap_or(Ok(()));
                     if let Some(op) = self.release(slot) {
                         ended.push((op.tag, end));
                     }
                 }
             }
         }
+    }
+    fn abandon(&mut self, memory: Abandoned) {
+        self.abandoned = memory;
     }
 }
 

@@ -1,13 +1,18 @@
 //! Which volumes complete no operations, although some are in flight.
 //!
-//! A process cannot cancel an operation that the kernel holds, so a call waits for its operations
-//! even beyond its deadline. Calls therefore submit no operation to a stalled volume, and their
-//! pages on it miss immediately: only calls that submitted operations before the stall was detected
-//! wait. As an exception, one test operation at a time is submitted to a stalled volume, at most
-//! one in 30 seconds. The volume may work again although an earlier operation hangs: if the test
-//! operation completes, the stall ends.
+//! A process cannot cancel an operation that the kernel holds. A call therefore waits for its
+//! operations even beyond its deadline, or, if they use no memory of the caller, leaves them behind
+//! with the memory that they use ([`Stalls::leave`]). Calls submit no operation to a stalled
+//! volume, and their pages on it miss immediately: only calls that submitted operations before the
+//! stall was detected wait, or leave operations behind. As an exception, one test operation at a
+//! time is submitted to a stalled volume, at most one in 30 seconds. The volume may work again
+//! although an earlier operation hangs: if the test operation completes, the stall ends.
+//!
+//! An operation that was left behind is in flight until the kernel completes it, also after the
+//! segments were closed, so each operation shares the ownership of [`Stalls`].
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time without a completion after which a volume has stalled: longer than a busy disk or a busy
@@ -16,11 +21,16 @@ pub(super) const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// Minimum time from a volume's last progress ([`VolumeOps::progress`]) to its first test
 /// operation, and between two test operations.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
+/// Maximum number of calls that have operations left behind. With `io_uring`, each such call has a
+/// ring and a thread.
+const LEFT_MAX: usize = 64;
 
 /// The operations of this process on each volume.
 pub(crate) struct Stalls {
     opened: Instant,
     volumes: Box<[VolumeOps]>,
+    /// Number of calls that have operations left behind.
+    left: AtomicUsize,
     /// Milliseconds that a unit test adds to the clock ([`Stalls::now`]).
     #[cfg(test)]
     waited: AtomicU64,
@@ -40,19 +50,29 @@ struct VolumeOps {
 }
 
 impl Stalls {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new() -> Arc<Self> {
         let volumes = (0..=u8::MAX).map(|_| VolumeOps::default()).collect();
-        Self {
+        Arc::new(Self {
             opened: Instant::now(),
             volumes,
+            left: AtomicUsize::new(0),
             #[cfg(test)]
             waited: AtomicU64::default(),
-        }
+        })
+    }
+
+    /// Permits a call to leave its operations behind. `None` if 64 calls have operations left
+    /// behind: the call must wait. The call counts until the result is dropped, which all these
+    /// operations share.
+    pub(crate) fn leave(self: &Arc<Self>) -> Option<LeftBehind> {
+        let more = |left: usize| (left < LEFT_MAX).then_some(left + 1);
+        self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(LeftBehind(Arc::clone(self)))
     }
 
     /// Records an operation on `volume` that is in flight until the result is dropped. `None` if
     /// the volume has stalled and no test operation is due: the operation must not begin.
-    pub(crate) fn begin(&self, volume: u8) -> Option<OpInFlight<'_>> {
+    pub(crate) fn begin(self: &Arc<Self>, volume: u8) -> Option<OpInFlight> {
         let ops = &self.volumes[usize::from(volume)];
         let is_probe = self.is_stalled(volume);
         if is_probe && !self.may_probe(ops) {
@@ -64,7 +84,7 @@ impl Stalls {
             ops.progress.fetch_max(self.now(), Ordering::AcqRel);
         }
         ops.in_flight.fetch_add(1, Ordering::AcqRel);
-        Some(OpInFlight { stalls: self, volume, is_probe, is_submitted: false })
+        Some(OpInFlight { stalls: Arc::clone(self), volume, is_probe, is_submitted: false })
     }
 
     /// Returns whether a test operation is due on a stalled volume and none is in flight. If so,
@@ -124,15 +144,24 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// A call that has operations left behind.
+pub(crate) struct LeftBehind(Arc<Stalls>);
+
+impl Drop for LeftBehind {
+    fn drop(&mut self) {
+        self.0.left.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// An operation in flight.
-pub(crate) struct OpInFlight<'a> {
-    stalls: &'a Stalls,
+pub(crate) struct OpInFlight {
+    stalls: Arc<Stalls>,
     volume: u8,
     is_probe: bool,
     is_submitted: bool,
 }
 
-impl OpInFlight<'_> {
+impl OpInFlight {
     /// Makes the end of the operation count as a completion of the volume. The end of an operation
     /// that was not submitted, for example because its file could not be opened, does not count.
     pub(crate) fn submitted(mut self) -> Self {
@@ -141,7 +170,7 @@ impl OpInFlight<'_> {
     }
 }
 
-impl Drop for OpInFlight<'_> {
+impl Drop for OpInFlight {
     fn drop(&mut self) {
         let ops = &self.stalls.volumes[usize::from(self.volume)];
         if self.is_probe {
@@ -164,7 +193,7 @@ impl Drop for OpInFlight<'_> {
 mod tests {
     use super::*;
 
-    fn submit(stalls: &Stalls, volume: u8) -> OpInFlight<'_> {
+    fn submit(stalls: &Arc<Stalls>, volume: u8) -> OpInFlight {
         stalls.begin(volume).unwrap().submitted()
     }
 
@@ -213,5 +242,14 @@ mod tests {
         let _others = [submit(&stalls, 0), submit(&stalls, 0)];
         wait(&stalls, STALLED_AFTER);
         assert!(stalls.begin(0).is_none(), "the next test operation is not due");
+    }
+
+    #[test]
+    fn calls_that_leave_operations_behind_are_limited() {
+        let stalls = Stalls::new();
+        let mut left: Vec<LeftBehind> = (0..LEFT_MAX).map(|_| stalls.leave().unwrap()).collect();
+        assert!(stalls.leave().is_none());
+        left.pop();
+        assert!(stalls.leave().is_some() && stalls.leave().is_some());
     }
 }

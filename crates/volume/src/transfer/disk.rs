@@ -15,6 +15,7 @@ use crate::memory_block::Block;
 use crate::staging::StagingBuffer;
 use ritornello_format::UNIT;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes checksummed per step; between steps a transfer collects completions and submits
@@ -71,6 +72,13 @@ impl<'a, T> InFlight<'a, T> {
             times.end(volume, bytes, Instant::now());
         }
         Some(what)
+    }
+    /// Removes all operations, which the call abandons, and returns their tags and values. The
+    /// measures of the volumes miss these operations, so the caller must not use the measures.
+    fn abandon(&mut self) -> impl Iterator<Item = (u64, T)> {
+        (self.vacant, self.bytes) = (Vec::new(), 0);
+        let slots = std::mem::take(&mut self.slots).into_iter();
+        (0..).zip(slots).filter_map(|(tag, slot)| Some((tag, slot?.what)))
     }
 }
 
@@ -176,4 +184,16 @@ impl OpBuffers {
         // SAFETY: as in `bytes`.
         unsafe { std::slice::from_raw_parts_mut(self.address(bounce), bounce.range.len()) }
     }
+}
+
+/// The memory that one operation of a read writes to, except memory of the target. The kernel
+/// writes to it until the operation completes.
+struct OpMemory {
+    buffers: OpBuffers,
+    /// Staging memory of the parts of the chunk.
+    _staging_buffers: Vec<Arc<StagingBuffer>>,
+    /// The memory of the run's header, if the chunk holds bytes of it.
+    _header: Option<Arc<Block>>,
+    /// Whether the operation also writes to memory of the target, which the caller owns.
+    uses_target: bool,
 }

@@ -155,7 +155,7 @@ impl Segments {
     ///
     /// # Errors
     /// [`StalledVolume`] if the volume has stalled: the operation must not begin.
-    pub(super) fn begin(&self, volume: u8) -> io::Result<OpInFlight<'_>> {
+    pub(super) fn begin(&self, volume: u8) -> io::Result<OpInFlight> {
         self.stalls.begin(volume).ok_or_else(|| io::Error::other(StalledVolume))
     }
 }
@@ -187,7 +187,7 @@ pub(super) struct SingleOp {
 
 impl SingleOp {
     /// Runs the operation, which [`Segments::begin`] recorded, and waits for it.
-    pub(super) fn run(segments: &Segments, op: Op, in_flight: OpInFlight<'_>) -> io::Result<()> {
+    pub(super) fn run(segments: &Segments, op: Op, in_flight: OpInFlight) -> io::Result<()> {
         let _in_flight = in_flight.submitted();
         let mut work = Self { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
         segments.engine.run(&mut work);

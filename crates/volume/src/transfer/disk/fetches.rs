@@ -2,7 +2,7 @@
 //! reads. Each header or part is queued in chunks, then its operations are in flight, then its
 //! bytes are in memory and are verified.
 
-use super::OpBuffers;
+use super::{OpBuffers, OpMemory};
 use crate::io_engine::IoVec;
 use crate::memory_block::Block;
 use crate::staging::StagingBuffer;
@@ -40,8 +40,9 @@ pub(super) struct Fetches<'a> {
 
 #[derive(Default)]
 struct HeaderFetch {
-    /// The memory of the header as read; dropped once the header is decoded.
-    block: Option<Block>,
+    /// The memory of the header as read, which the operations of its chunks share; dropped once the
+    /// header is decoded.
+    block: Option<Arc<Block>>,
     /// Number of chunks of the header that have neither been read nor failed.
     chunks: u32,
     /// The first part of the run, if its pages are read as a whole.
@@ -159,7 +160,7 @@ impl<'a> Fetches<'a> {
                 }
                 self.queue.push_back(Span { run, chunk, parts });
             }
-            header.block = Some(Block::new(layout.header as usize));
+            header.block = Some(Arc::new(Block::new(layout.header as usize)));
         }
         self.headers.push(header);
     }
@@ -262,12 +263,12 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// The buffers and iovecs of the first chunk, whose parts have the staging memory that they
+    /// The memory and iovecs of the first chunk, whose parts have the staging memory that they
     /// need. `None` if `take` returns `None`.
     pub(super) fn prepare_front(
         &self,
         take: impl FnOnce(usize) -> Option<StagingBuffer>,
-    ) -> Option<(OpBuffers, Vec<IoVec>)> {
+    ) -> Option<(OpMemory, Vec<IoVec>)> {
         let Span { run, chunk, parts } = self.queue.front()?;
         let pieces = parts.clone().map(|part| {
             let (cover, chunk) = (self.job.cover(part), &chunk.logical);
@@ -276,16 +277,20 @@ impl<'a> Fetches<'a> {
             let to = (cover.end.min(chunk.end) - start) as usize;
             (part, from..to, memory)
         });
-        let header = self.headers[*run].block.as_ref();
-        OpBuffers::prepare(chunk, header, self.job.runs[*run].layout.header, pieces, take)
-    }
-
-    /// Staging memory of the parts of a chunk.
-    pub(super) fn staging_of(&self, span: &Span) -> Vec<Arc<StagingBuffer>> {
-        let staged = span.parts.clone().filter_map(|part| self.parts[part].staged.as_ref());
-        let mut buffers: Vec<_> = staged.map(|staged| Arc::clone(&staged.buffer)).collect();
-        buffers.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        buffers
+        let header_bytes = self.job.runs[*run].layout.header;
+        let header =
+            self.headers[*run].block.as_ref().filter(|_| chunk.logical.start < header_bytes);
+        let (buffers, iovecs) =
+            OpBuffers::prepare(chunk, header.map(Arc::as_ref), header_bytes, pieces.clone(), take)?;
+        // `OpBuffers::prepare` uses the memory of a piece for its bytes before `in_place`.
+        let uses_target = pieces.clone().any(|(part, range, memory)| {
+            self.parts[part].staged.is_none() && range.start < memory.in_place()
+        });
+        let staged = parts.clone().filter_map(|part| self.parts[part].staged.as_ref());
+        let mut of_parts: Vec<_> = staged.map(|staged| Arc::clone(&staged.buffer)).collect();
+        of_parts.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        let (_staging_buffers, _header) = (of_parts, header.map(Arc::clone));
+        Some((OpMemory { buffers, _staging_buffers, _header, uses_target }, iovecs))
     }
 
     /// Records that a chunk was read, or why it was not read.

@@ -3,19 +3,24 @@
 //! Without sections, whole pages are read at the same time as the header of their run, which saves
 //! a round trip to the disk; they are verified once the header is known. Sections are read after
 //! all headers, because only the headers say where the slices of a section are.
+//!
+//! A stopped call leaves its operations behind if none of them writes to memory of the target
+//! ([`Wait::Abandon`]): each operation owns its staging memory, its block of last units, and a
+//! share of its run's header block. The store releases the lease on the runs when the call returns,
+//! so an operation left behind may read bytes of other runs. No code reads the memory that it
+//! fills.
 
 use super::fetches::{Fetches, Span};
-use super::{InFlight, OpBuffers, STEP};
-use crate::io_engine::{Op, Work};
-use crate::segments::{OpInFlight, Segments};
-use crate::staging::StagingBuffer;
+use super::{InFlight, OpMemory, STEP};
+use crate::io_engine::{Op, Wait, Work};
+use crate::segments::{LeftBehind, OpInFlight, Segments};
 use crate::transfer::check::PartCheck;
 use crate::transfer::read::ReadJob;
 use crate::transfer::volume_times::VolumeTimes;
 use crate::transfer::{Control, MissReason, PageOutcome, RunRead, Sections};
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A call with sections keeps 1/8 of the usual bytes in flight: otherwise reads of slices needed
 /// last would delay, in the disk's queue, reads of slices needed first.
@@ -24,6 +29,9 @@ const IN_FLIGHT_DIVISOR: usize = 8;
 /// verification: waiters can use only verified sections, so verification comes before further
 /// reads.
 const UNVERIFIED_DIVISOR: usize = 4 * IN_FLIGHT_DIVISOR;
+/// Time for which a stopped call still waits for operations that it can leave behind. A disk that
+/// works completes most operations in this time, and the call delivers their pages.
+const LEAVE_AFTER: Duration = Duration::from_millis(50);
 
 /// Reads runs as [`Segments::read_runs`] does. Starts no operation while `in_flight` bytes, or with
 /// sections 1/8 of `in_flight` bytes, are in flight. Adds the bytes and the busy time of each volume
@@ -47,6 +55,8 @@ pub(in crate::transfer) fn read(
     let mut read = DiskRead {
         fetches: Fetches::new(job),
         in_flight: InFlight::new(in_flight, times),
+        in_target: 0,
+        stopped_since: None,
         unverified_limit: unverified as u64,
         checking: None,
         scratch: Vec::new(),
@@ -57,7 +67,11 @@ pub(in crate::transfer) fn read(
 
 struct DiskRead<'a> {
     fetches: Fetches<'a>,
-    in_flight: InFlight<'a, PendingOp<'a>>,
+    in_flight: InFlight<'a, PendingOp>,
+    /// Number of operations in flight that write to memory of the target.
+    in_target: usize,
+    /// When the call first waited after it was stopped.
+    stopped_since: Option<Instant>,
     /// No chunk is read while this number of bytes in memory, or more, is unverified. Without
     /// sections only bytes in staging count.
     unverified_limit: u64,
@@ -67,13 +81,18 @@ struct DiskRead<'a> {
     scratch: Vec<u8>,
 }
 
-struct PendingOp<'a> {
+struct PendingOp {
     span: Span,
-    buffers: OpBuffers,
-    _op: OpInFlight<'a>,
-    /// Staging memory of parts, held until the operation has completed, because the kernel writes
-    /// to it.
-    _staging_buffers: Vec<Arc<StagingBuffer>>,
+    memory: OpMemory,
+    op: OpInFlight,
+}
+
+/// An operation that was left behind: its memory, and its share of the stall accounting. The fields
+/// are dropped in this order, so a volume without operations in flight holds no memory.
+struct LeftOp {
+    _memory: OpMemory,
+    _op: OpInFlight,
+    _call: Arc<LeftBehind>,
 }
 
 enum NextOp {
@@ -129,19 +148,20 @@ impl DiskRead<'_> {
             has_room = self.fetches.stage_front(take);
         }
         let prepared = if has_room { self.fetches.prepare_front(take) } else { None };
-        let Some((buffers, iovecs)) = prepared else {
+        let Some((memory, iovecs)) = prepared else {
             let reason = control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(reason) } else { NextOp::Wait };
         };
         let Some(span) = self.fetches.queue.pop_front() else { return NextOp::Wait };
         let (offset, bytes) =
             (span.chunk.offset, span.chunk.logical.end - span.chunk.logical.start);
-        let _staging_buffers = self.fetches.staging_of(&span);
-        let pending = PendingOp { span, buffers, _op: op.submitted(), _staging_buffers };
+        self.in_target += usize::from(memory.uses_target);
+        let pending = PendingOp { span, memory, op: op.submitted() };
         let tag = self.in_flight.insert(volume, bytes, pending);
-        // SAFETY: the target's memory is exclusive until the call returns (`PageTarget`), the
-        // pending operation holds the buffers until it completes, the header block stays until its
-        // last chunk completes, and the engine does not return before all operations complete.
+        // SAFETY: the target's memory is exclusive until the call returns (`PageTarget`), and the
+        // engine does not return before an operation that writes to it completes, because `wait`
+        // abandons no such operation. `OpMemory` owns all other memory of the operation; the
+        // pending operation holds it until `done`, and `wait` passes it to the engine otherwise.
         NextOp::Ready(unsafe { Op::new(tag, file, false, offset, iovecs) }.on(volume))
     }
 }
@@ -168,25 +188,46 @@ impl Work for DiskRead<'_> {
     }
 
     fn done(&mut self, tag: u64, result: io::Result<()>) {
-        let Some(PendingOp { span, buffers, _op, _staging_buffers }) = self.in_flight.complete(tag)
-        else {
-            return;
-        };
+        let Some(PendingOp { span, memory, op }) = self.in_flight.complete(tag) else { return };
+        self.in_target -= usize::from(memory.uses_target);
         let failure = result.err().map(|error| {
             let (segment, offset) = (span.chunk.segment.0, span.chunk.offset);
             tracing::debug!(%error, segment, offset, "a read failed");
             MissReason::Io
         });
         if failure.is_none() {
-            for bounce in &buffers.bounces {
-                let (memory, _) = self.fetches.memory(bounce.piece);
+            for bounce in &memory.buffers.bounces {
+                let (to, _) = self.fetches.memory(bounce.piece);
                 // SAFETY: the operation that moved these bytes has completed; the target is
                 // exclusive.
-                unsafe { memory.scatter(bounce.range.clone(), buffers.bytes(bounce)) };
+                unsafe { to.scatter(bounce.range.clone(), memory.buffers.bytes(bounce)) };
             }
         }
-        drop(buffers);
+        drop(memory);
         self.fetches.complete_chunk(&span, failure);
+        drop(op);
+    }
+
+    fn wait(&mut self) -> Wait {
+        if self.in_target > 0 {
+            return Wait::Unlimited;
+        }
+        if !self.fetches.job.is_stopped() {
+            return self.fetches.job.control.check_after().map_or(Wait::Unlimited, Wait::AtMost);
+        }
+        let since = self.stopped_since.get_or_insert_with(Instant::now);
+        let left = LEAVE_AFTER.saturating_sub(since.elapsed());
+        if !left.is_zero() {
+            return Wait::AtMost(left);
+        }
+        let Some(call) = self.fetches.job.segments.stalls.leave().map(Arc::new) else {
+            return Wait::Unlimited;
+        };
+        let leave = |(tag, PendingOp { memory, op, .. })| {
+            let left = LeftOp { _memory: memory, _op: op, _call: Arc::clone(&call) };
+            (tag, Box::new(left) as Box<dyn Send>)
+        };
+        Wait::Abandon(self.in_flight.abandon().map(leave).collect())
     }
 
     fn compute(&mut self) -> bool {

@@ -54,7 +54,7 @@ struct DiskWrite<'a> {
     /// Runs whose `body` is submitted. The headers of these runs wait until the checksums of pages
     /// are known.
     heads: VecDeque<usize>,
-    in_flight: InFlight<'a, PendingOp<'a>>,
+    in_flight: InFlight<'a, PendingOp>,
     /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
     /// staging are checksummed during the copy.
     to_sum: VecDeque<(usize, usize)>,
@@ -85,10 +85,10 @@ struct RunState<'a> {
     gather_sums: Option<SliceSums<'a>>,
 }
 
-struct PendingOp<'a> {
+struct PendingOp {
     run: usize,
     chunk: Chunk,
-    _op: OpInFlight<'a>,
+    _op: OpInFlight,
     /// Memory of the operation, held until it has completed.
     _buffers: (OpBuffers, Option<Block>),
 }
