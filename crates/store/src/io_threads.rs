@@ -5,6 +5,7 @@ use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_volume::ForkSafeLock;
 use ritornello_volume::segments::Segments;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -39,6 +40,13 @@ pub(crate) struct Job {
     pub(crate) work: Box<dyn FnOnce(Closing) + Send>,
 }
 
+impl Job {
+    /// Does the work. The thread survives a panic, which was reported when it happened.
+    fn run(self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| (self.work)(Closing::No)));
+    }
+}
+
 /// Whether a job does its work, or only reports that the I/O threads are closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
@@ -58,12 +66,12 @@ pub(crate) enum JobKind {
 /// and ends waiting tickets, and stalled volumes must not take all threads.
 pub(crate) struct IoThreads {
     shared: Arc<Shared>,
+    segments: Arc<Segments>,
 }
 
 struct Shared {
     queues: ForkSafeLock<Queues>,
     handles: Mutex<Vec<JoinHandle<()>>>,
-    segments: Arc<Segments>,
 }
 
 #[derive(Default)]
@@ -125,7 +133,7 @@ impl Queues {
 impl IoThreads {
     pub(crate) fn new(segments: Arc<Segments>) -> Self {
         let (queues, handles) = (ForkSafeLock::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { queues, handles, segments }) }
+        Self { shared: Arc::new(Shared { queues, handles }), segments }
     }
 
     /// Queues a job. The first job starts the threads; later jobs start the threads that could not
@@ -155,6 +163,8 @@ impl IoThreads {
         }
         if queues.lack_threads() && !queues.is_watched {
             // If the watching thread cannot start, the jobs wait for the running threads.
+            let segments = Arc::clone(&self.segments);
+            let watch = move |shared: &Arc<Shared>| watch(shared, segments);
             queues.is_watched = self.shared.start(&mut queues, watch).is_ok();
         }
         drop(queues);
@@ -168,8 +178,9 @@ impl IoThreads {
         (queues.gets.len(), queues.puts.len())
     }
 
-    /// Waits for running jobs, ends waiting jobs without their work ([`Closing::Yes`]), and joins
-    /// the threads.
+    /// Ends waiting jobs without their work ([`Closing::Yes`]), and waits until every thread has
+    /// ended its job and uses nothing of the store. Does not wait for the kernel's end of the
+    /// threads: a thread that has left reads behind may end only when the disk answers.
     pub(crate) fn close(&self) {
         let waiting: Vec<Job> = {
             let mut queues = self.shared.queues.lock();
@@ -180,19 +191,24 @@ impl IoThreads {
         self.shared.queues.wake_all();
         waiting.into_iter().for_each(|job| (job.work)(Closing::Yes));
         let handles = std::mem::take(&mut *self.shared.handles.lock());
+        handles.iter().for_each(|handle| handle.thread().unpark());
         let me = thread::current().id();
-        for handle in handles.into_iter().filter(|handle| handle.thread().id() != me) {
-            handle.thread().unpark();
-            // A panic of the thread was reported when it happened.
-            let _ = handle.join();
+        let own = usize::from(handles.iter().any(|handle| handle.thread().id() == me));
+        let mut queues = self.shared.queues.lock();
+        while queues.threads + usize::from(queues.is_watched) > own {
+            queues = self.shared.queues.wait(queues);
         }
     }
 }
 
 impl Shared {
     /// Starts a thread that runs `work`. The caller holds the lock of the queues, so that
-    /// [`IoThreads::close`] joins every thread.
-    fn start(self: &Arc<Self>, _: &mut Queues, work: fn(&Arc<Shared>)) -> Result<()> {
+    /// [`IoThreads::close`] finds every thread.
+    fn start(
+        self: &Arc<Self>,
+        _: &mut Queues,
+        work: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> Result<()> {
         let shared = Arc::clone(self);
         let handle = thread::Builder::new()
             .name("ritornello-io".to_owned())
@@ -217,7 +233,7 @@ fn work(shared: &Arc<Shared>) {
             was_idle = false;
             *queues.running(kind) += 1;
             drop(queues);
-            (job.work)(Closing::No);
+            job.run();
             queues = shared.queues.lock();
             *queues.running(kind) -= 1;
             if kind == JobKind::Put {
@@ -227,6 +243,7 @@ fn work(shared: &Arc<Shared>) {
             }
         } else if queues.closing || (was_idle && queues.threads > THREADS) {
             queues.threads -= 1;
+            shared.queues.wake_all();
             return;
         } else if queues.threads > THREADS {
             queues = shared.queues.wait_for(queues, IDLE);
@@ -239,21 +256,23 @@ fn work(shared: &Arc<Shared>) {
 
 /// While jobs wait, ends the jobs whose deadline has passed, and starts further threads if a volume
 /// completes no operations. Returns when no job waits, or the threads are closing.
-fn watch(shared: &Arc<Shared>) {
+fn watch(shared: &Arc<Shared>, segments: Arc<Segments>) {
     loop {
         thread::park_timeout(CHECK);
         let mut queues = shared.queues.lock();
         let expired = queues.take_expired();
         if !expired.is_empty() {
             drop(queues);
-            expired.into_iter().for_each(|job| (job.work)(Closing::No));
+            expired.into_iter().for_each(Job::run);
             queues = shared.queues.lock();
         }
         if queues.closing || queues.waiting() == 0 {
+            drop(segments);
             queues.is_watched = false;
+            shared.queues.wake_all();
             return;
         }
-        let max = match shared.segments.longest_silence() {
+        let max = match segments.longest_silence() {
             silence if silence >= Segments::STALLED_AFTER => THREADS_MAX,
             silence if silence >= SILENT_AFTER => THREADS_MAX_AT_FIRST,
             _ => continue,
