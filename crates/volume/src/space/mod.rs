@@ -8,7 +8,9 @@
 //! page 0 is longer than 16 MiB, or does not fit into a segment with the header, the header and the
 //! first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
 //! only into pieces of at least 256 KiB. A run takes one hole (free extent) if possible, else few
-//! holes, on one volume if possible; the volumes take bytes in proportion to their speeds. A page
+//! holes, on one volume if possible; the volumes take bytes in proportion to their speeds. In a
+//! full space of several volumes, two holes on the volume in turn precede one hole on another
+//! volume. A page
 //! longer than 16 MiB that is alone in its run is cut into equal pieces of at most 16 MiB; their
 //! number is a multiple of the number of usable volumes (of 16, if there are more). Such a page is
 //! placed like a shorter page if fewer than two volumes are usable, if it would have more than 32

@@ -3,6 +3,11 @@
 use super::free::Hole;
 use super::shape::RunShape;
 use super::{RUN_EXTENTS_MAX, Space};
+use ritornello_format::UNIT;
+
+/// Maximum length of a run that one operation reads: 4 MiB, the upper bound of
+/// [`Segments::op_bytes`](crate::segments::Segments::op_bytes).
+const ONE_OP_UNITS: u64 = (4 << 20) / UNIT;
 
 /// The first `units` of a hole, which hold a piece of a run.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +20,9 @@ pub(super) struct Pick {
 impl Space {
     /// Selects holes for a run, in the order of its bytes:
     ///
-    /// 1. the smallest hole that holds the whole run or, in a full space of several volumes, two
-    ///    pieces, on the first volume of the allocation order that has room for them;
+    /// 1. on the first volume of the allocation order with room: the smallest hole that holds the
+    ///    whole run or, in a full space of several volumes, two pieces of a run of several
+    ///    operations;
     /// 2. pieces on one volume: of several volumes with room, the one that needs the fewest pieces;
     /// 3. pieces on several volumes.
     ///
@@ -36,10 +42,11 @@ impl Space {
                 let pick = Pick { volume: u8::try_from(at).ok()?, hole, units: units as u32 };
                 return Some(vec![pick]);
             }
-            // Two pieces are read as fast as one, because a run has several operations anyway. A run
-            // on a volume out of turn, in contrast, makes one volume of its put slower.
+            // A run of several operations is read as fast in two pieces as in one. On a volume out
+            // of turn it would make the transfers of its put slower.
             if count > 1
                 && !growing
+                && units > ONE_OP_UNITS
                 && let Some(pieces) = self.pieces(shape, &[at], 2)
             {
                 return Some(pieces);

@@ -28,6 +28,27 @@ fn run_goes_into_smallest_fitting_hole() {
     assert_eq!(space.stats().largest, 1024 - 161);
 }
 
+/// Volume 0, whose turn it is, has two holes of `hole` units; volume 1 is empty. Returns the volume
+/// of each extent of a run of two pages.
+fn volumes_taken(hole: u32, page_units: u32) -> Vec<u8> {
+    const SEGMENT: u32 = 8192;
+    let config = SpaceConfig { segment_units: SEGMENT, ..config(&[1, 1]) };
+    let mut space = Space::new(config).unwrap();
+    while let Some(id) = space.next_segment() {
+        space.add_segment(id).unwrap();
+    }
+    space.mark(&[extent(0, hole, SEGMENT - 2 * hole)]).unwrap();
+    let extents = space.allocate(1, page_units, 2, Reserve::Keep).unwrap();
+    extents.iter().map(|extent| extent.segment.volume()).collect()
+}
+
+#[test]
+fn volume_in_turn_takes_long_run_in_two_pieces() {
+    assert_eq!(volumes_taken(2000, 1500), [0, 0]);
+    assert_eq!(volumes_taken(1400, 1500), [1], "the two holes are too short");
+    assert_eq!(volumes_taken(600, 500), [1], "one operation reads a run of 4 MiB");
+}
+
 #[test]
 fn marking_is_all_or_nothing() {
     let mut space = full(&[2]);
