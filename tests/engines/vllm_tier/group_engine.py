@@ -18,9 +18,9 @@ LAYOUT = "LBHNC"
 
 class GroupEngine:
     """`transfer`: vLLM's configuration of the connector, `RitornelloConnector` or vLLM's offloading
-    connector with our tier. Before, the caller must have replaced `data_path.data_path`, so that
-    the former has the data path of GPU engines. `specs`: the kind of each layer. `cache`: fields of
-    vLLM's `CacheConfig`.
+    connector with our tier. The caller must replace `data_path.data_path` first, so that
+    `RitornelloConnector` has the data path of GPU engines. `specs`: the kind of each layer.
+    `cache`: fields of vLLM's `CacheConfig`.
     """
 
     def __init__(

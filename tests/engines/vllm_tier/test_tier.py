@@ -227,6 +227,37 @@ def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     assert ask(engine, known) == {"tokens": expected["tokens"], "cached": cached(known)}
 
 
+def test_chunks_loaded_while_weights_change_are_not_used(
+    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, known, load = engine.tier._namespace, prompt(16, 300), Tier.load
+    before = ask(engine, known)
+    engine.forget_all()
+    changes: list[int] = []
+
+    def load_and_change(tier: Tier, transfer: Any) -> None:
+        load(tier, transfer)
+        if not changes:
+            changes.append(transfer.job_id)
+            engine.llm.collective_rpc(flip)
+
+    with monkeypatch.context() as changing:
+        changing.setattr(Tier, "load", load_and_change)
+        during = ask(engine, known)
+    assert len(changes) == 1
+    # Begins an epoch, and empties vLLM's host tier.
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    changed = ask(engine, known)
+    assert (during["cached"], changed["cached"]) == (0, 0)
+    assert during["tokens"] == changed["tokens"] != before["tokens"]
+    assert_quiet(engine)
+    # Restores the weights and the namespace of the model's files, as in the test above.
+    engine.llm.collective_rpc(flip)
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    engine.tier._set_namespace(files)
+    assert ask(engine, known) == {"tokens": before["tokens"], "cached": cached(known)}
+
+
 def test_store_smaller_than_working_set_serves(engine: TierEngine) -> None:
     store = engine.tier._store._store
     store.resize("24MiB")
