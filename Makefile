@@ -251,7 +251,7 @@ NOT_LSM_TESTS := bench bench_% hostile loom_% mapped remote simulate usage \
 	conversion fixtures \
 	absence clean_end crash damaged_segments dead_writers faults holds partial_changes scope_registry \
 	segment_names space_returns steady \
-	full
+	full full_stripes full_uneven_disks
 LSM_TESTS := $(filter-out $(NOT_LSM_TESTS),$(sort $(basename $(notdir \
 	$(wildcard crates/store/tests/*.rs crates/node/tests/*.rs crates/cli/tests/*.rs)))))
 test-lsm: $(LSM)/env

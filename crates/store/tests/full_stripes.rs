@@ -19,9 +19,8 @@ const CAPACITY: u64 = 16 << 30;
 const PAGE: u64 = 8 << 20;
 const PAGES: usize = 32;
 
-/// Puts a sequence. Returns the part of the sum of the volumes' speeds that a transfer of it
-/// reaches: its bytes, divided by the bytes that equal volumes move in the time in which the volume
-/// with most of these bytes moves them.
+/// Puts a sequence. Returns its bytes, divided by the number of volumes and by the bytes on the
+/// volume with most of them: the part of the sum of equal volumes' speeds that a transfer reaches.
 fn put(core: &Arc<StoreCore>, catalog: &LocalCatalog, number: u64) -> f64 {
     let scope = catalog.resolve(&Scope::opaque("scope", PAGE, true), true).unwrap().unwrap();
     let keys = sequence(number, PAGES);
@@ -44,8 +43,8 @@ fn put(core: &Arc<StoreCore>, catalog: &LocalCatalog, number: u64) -> f64 {
     bytes.iter().sum::<u64>() as f64 / most as f64
 }
 
-/// A segment of 256 MiB has room for fifteen runs of this length and a rest that is slightly too
-/// short for another, so most of the free space of a full store is in such rests.
+/// A segment of 256 MiB has room for fifteen runs of this length and a remainder that is slightly
+/// too short for another, so most of the free space of a full store is in such remainders.
 #[test]
 fn puts_into_full_stores_use_all_volumes() {
     let options = Options {

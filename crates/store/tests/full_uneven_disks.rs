@@ -1,5 +1,5 @@
 //! A full store on two disks of different size and speed, or of which one stalls: puts replace old
-//! pages, and each disk holds its share of the bytes.
+//! pages, and both disks stay full.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -87,7 +87,7 @@ fn full_store_uses_all_space_of_uneven_volumes() {
         let disk = Arc::new(SimDisk::new(128 * MIB));
         let base = Options { background_threads: false, ..options(Path::new("/store"), 24) };
         let (_, open) = store(disk, Path::new("/"), base);
-        // As a process reports, in KiB/s, that has measured the disks.
+        // A process that has measured the disks reports speeds in KiB/s.
         open.core.catalog_for(ClientId::LOCAL, "").report_speeds(&speeds).unwrap();
         put_all(&open, 0..60);
         let before = counter(&open, "evicted_pages");
@@ -136,8 +136,10 @@ fn full_store_takes_puts_beside_a_stalled_volume() {
     open.store.flush().unwrap();
     stall(Op::SyncData);
     let put = |name| outcome(&start_put(&open, &scope, &sequence(name, PAGES), SOON));
+    let waits = counter(&open, "reclaim_waits");
     let refused = (150..400).map(put).find(|(pages, _)| *pages < PAGES);
     assert_eq!(refused.map(|(_, reason)| reason), Some("deadline"));
+    assert!(counter(&open, "reclaim_waits") > waits, "the put did not wait for space");
     schedule.heal();
     put_all(&open, 400..420);
     assert_full(&open);

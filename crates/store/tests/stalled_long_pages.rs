@@ -151,6 +151,7 @@ fn put_beside_a_stalled_volume(count: usize) {
     while disks.schedule.injected() < 3 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
+    assert!(disks.schedule.injected() >= 3);
     await_stall(&disks.open, &[0]);
     let others: Vec<u8> = (1..count as u8).collect();
     for key in during.chunks(1) {
