@@ -10,8 +10,8 @@
 //!
 //! **Promises.** A get returns the bytes that were put under the key, or a miss with a reason; with
 //! the lossy codecs `int8` and `int4` it returns an approximation. A call waits for space and I/O
-//! at most until the caller's deadline, except for reads in flight into the caller's memory and
-//! writes in flight. Without a deadline it waits for space for at most a minute. The files of a
+//! at most until the caller's deadline, except for reads in flight into the caller's memory,
+//! writes in flight, and the opening of a segment's file. Without a deadline it waits for space for at most a minute. The files of a
 //! store stay within its budget; ARCHITECTURE.md lists the exceptions.
 //!
 //! **Must not know** how a call reaches the owner (sockets, takeovers), or inference engines.

@@ -23,7 +23,7 @@ pub fn run_on_threads<T: Send>(
         let start = |_: &usize| {
             let (work, sender) = (&work, sender.clone());
             let work = move || {
-                // The receiver waits for the result of every thread.
+                // The send fails only if `work` has panicked on the caller's thread.
                 let _ = sender.send(catch_unwind(AssertUnwindSafe(work)));
             };
             let thread = thread::Builder::new().name(name.to_owned());

@@ -232,6 +232,13 @@ impl StagingBuffer {
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.length) }
     }
 
+    /// Bytes `range` of the buffer, clipped to its end. I/O may be in flight on its other bytes.
+    pub(crate) fn part(&self, range: Range<usize>) -> &[u8] {
+        let (from, to) = (range.start.min(self.length), range.end.min(self.length));
+        // SAFETY: as in `bytes`, for bytes inside the buffer.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().add(from), to.saturating_sub(from)) }
+    }
+
     /// The bytes of the buffer, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {

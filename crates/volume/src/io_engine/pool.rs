@@ -17,8 +17,8 @@ const THREADS_MAX: usize = 16;
 /// Threads that run operations, separate for each volume: operations on a stalled volume take no
 /// thread from operations on other volumes. The queues have no limit, but the operations of a call
 /// have (`THREADS_MAX`). A call returns only after its operations have completed or were abandoned.
-/// The memory of abandoned operations belongs to their [`Reply`], so no thread uses memory that the
-/// call has borrowed after the call has returned.
+/// The memory of abandoned operations belongs to their [`Reply`]: after the call has returned, no
+/// thread uses memory that the call had borrowed.
 pub(crate) struct Pool(Box<[OnceLock<ThreadPool<OpJob>>]>);
 
 struct OpJob {
@@ -139,6 +139,11 @@ impl OpQueue for PoolQueue<'_> {
         drop(replies);
         self.in_flight = 0;
         drop(completed);
+        // Operations that no thread has begun would keep their memory until a thread is free.
+        for volume in &self.volumes {
+            let is_own = |job: &OpJob| Arc::ptr_eq(&job.reply, &self.reply);
+            self.pool.of(*volume).remove(is_own).into_iter().for_each(OpJob::run);
+        }
     }
 }
 

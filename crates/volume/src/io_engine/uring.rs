@@ -2,11 +2,14 @@
 //!
 //! A call that abandons its operations leaves its ring to a new thread, which waits until nothing
 //! is in flight and then closes the ring. The kernel runs a completion on the thread that submitted
-//! the operation: also with `COOP_TASKRUN` it wakes that thread from an interruptible sleep
-//! (`TWA_SIGNAL_NO_IPI` in kernel/task_work.c leaves out only the interrupt of a thread that runs
-//! in user mode, which then completes the operation when it next enters the kernel, at the latest
-//! at a timer interrupt). The completions of a thread that has ended are run by the kernel. The
-//! waiting thread therefore gets every completion, although it has submitted nothing.
+//! the operation, and wakes this thread from an interruptible sleep, also with `COOP_TASKRUN`:
+//! `TWA_SIGNAL_NO_IPI` in kernel/task_work.c leaves out only the interrupt of a thread that runs in
+//! user mode, which then completes the operation when it next enters the kernel, at the latest at a
+//! timer interrupt. The kernel runs the completions of a thread that has ended without the thread.
+//! Two states of the thread delay completions: a sleep that nothing interrupts, for example in the
+//! opening of a file on another disk that hangs, and the thread's exit, which waits for the kernel's
+//! workers (io-wq) that perform operations of the thread. Until then the operations keep their
+//! memory, and count as in flight on their volumes.
 
 use super::{Abandoned, Inline, IoEngine, Op, OpQueue, Work, drive};
 use io_uring::{
@@ -16,6 +19,7 @@ use io_uring::{
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 /// Maximum operations of one call in flight.
@@ -23,6 +27,10 @@ const ENTRIES: u32 = 128;
 /// Maximum idle rings kept for later calls. A call that finds no idle ring creates a ring. A call
 /// that ends while this number of rings are idle drops its ring.
 const IDLE_RINGS_MAX: usize = 16;
+
+/// Maximum time of one timed wait. The kernel adds the time to its clock without a check for
+/// overflow.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// The engine, with its idle rings.
 pub(crate) struct Uring {
@@ -104,11 +112,10 @@ struct RingQueue {
     unsent: VecDeque<usize>,
     /// Operations that failed before the kernel consumed them.
     failed: Vec<(u64, io::Result<()>)>,
-    /// Whether the kernel has refused a submission with an error other than `EINTR`, `EAGAIN` and
-    /// `EBUSY`. Nothing is submitted to such a ring again.
+    /// Whether the kernel has refused a submission with an error other than `EINTR`, `ETIME`,
+    /// `EAGAIN` and `EBUSY`. Nothing is submitted to such a ring again.
     broken: bool,
-    /// The memory of the operations in flight, once the call has abandoned them. Declared last, so
-    /// that the ring is closed first.
+    /// The memory of the operations in flight, once the call has abandoned them.
     abandoned: Abandoned,
 }
 
@@ -151,8 +158,9 @@ impl RingQueue {
     /// started.
     fn leave(self) {
         let thread = std::thread::Builder::new().name("ritornello-reap".to_owned());
-        // Dropping the queue waits. If the thread fails to start, `spawn` drops the queue here.
-        if let Err(error) = thread.spawn(move || drop(self)) {
+        let left = LeftQueue(ManuallyDrop::new(self));
+        // If the thread fails to start, `spawn` drops the closure, and with it `left`.
+        if let Err(error) = thread.spawn(move || drop(left)) {
             tracing::debug!(%error, "a call waited for operations that it had abandoned");
         }
     }
@@ -189,7 +197,7 @@ impl RingQueue {
     fn enter(&mut self, want: usize, limit: Option<Duration>) {
         let Some(ring) = &mut self.ring else { return };
         let limit = limit.filter(|_| want > 0 && ring.params().is_feature_ext_arg());
-        let timeout = limit.map(Timespec::from);
+        let timeout = limit.map(|limit| Timespec::from(limit.min(WAIT_MAX)));
         loop {
             let entered = match &timeout {
                 Some(timeout) => {
@@ -224,6 +232,19 @@ impl RingQueue {
                 }
             }
         }
+    }
+}
+
+/// A queue whose operations were abandoned. Dropping it waits for them. If a panic ends the wait
+/// (the end of an operation may write to the log), the queue is leaked, because the kernel still
+/// writes to the memory of the other operations.
+struct LeftQueue(ManuallyDrop<RingQueue>);
+
+impl Drop for LeftQueue {
+    fn drop(&mut self) {
+        self.0.drain();
+        // SAFETY: `self.0` is not used again.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
     }
 }
 

@@ -57,7 +57,7 @@ struct VolumeSpeed {
 }
 
 impl Speeds {
-    /// No measurements. A volume has at most `lanes_max` lanes.
+    /// Returns speeds without measurements. A volume has at most `lanes_max` lanes.
     pub(crate) fn new(lanes_max: usize) -> Self {
         Self {
             lanes_max,

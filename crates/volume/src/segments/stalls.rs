@@ -1,10 +1,11 @@
 //! Which volumes complete no operations, although some are in flight.
 //!
-//! A process cannot cancel an operation that the kernel holds. A call therefore waits for its
-//! operations even beyond its deadline, or, if they use no memory of the caller, leaves them behind
-//! with the memory that they use ([`Stalls::leave`]). Calls submit no operation to a stalled
-//! volume, and their pages on it miss immediately: only calls that submitted operations before the
-//! stall was detected wait, or leave operations behind. As an exception, one test operation at a
+//! A process cannot cancel an operation that the kernel holds. A put therefore waits for its
+//! operations even beyond its deadline. So does a get while the kernel writes to the memory of its
+//! caller; otherwise it leaves its operations behind, with the memory that they use
+//! ([`Stalls::leave`]). Calls submit no operation to a stalled volume, and their pages on it miss
+//! immediately: only calls that submitted operations before the stall was detected wait, or leave
+//! operations behind. As an exception, one test operation at a
 //! time is submitted to a stalled volume, at most one in 30 seconds. The volume may work again
 //! although an earlier operation hangs: if the test operation completes, the stall ends.
 //!
@@ -21,15 +22,15 @@ pub(super) const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// Minimum time from a volume's last progress ([`VolumeOps::progress`]) to its first test
 /// operation, and between two test operations.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
-/// Maximum number of calls that have operations left behind. With `io_uring`, each such call has a
-/// ring and a thread.
+/// Maximum number of lanes that have left operations behind; a get has one or several lanes. With
+/// `io_uring`, each such lane has a ring and a thread.
 const LEFT_MAX: usize = 64;
 
 /// The operations of this process on each volume.
 pub(crate) struct Stalls {
     opened: Instant,
     volumes: Box<[VolumeOps]>,
-    /// Number of calls that have operations left behind.
+    /// Number of lanes that have left operations behind.
     left: AtomicUsize,
     /// Milliseconds that a unit test adds to the clock ([`Stalls::now`]).
     #[cfg(test)]
@@ -61,9 +62,8 @@ impl Stalls {
         })
     }
 
-    /// Permits a call to leave its operations behind. `None` if 64 calls have operations left
-    /// behind: the call must wait. The call counts until the result is dropped, which all these
-    /// operations share.
+    /// Permits a lane to leave its operations behind. `None` if 64 lanes have done so: the lane must
+    /// wait. The lane counts until the result is dropped, which all these operations share.
     pub(crate) fn leave(self: &Arc<Self>) -> Option<LeftBehind> {
         let more = |left: usize| (left < LEFT_MAX).then_some(left + 1);
         self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
@@ -144,7 +144,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A call that has operations left behind.
+/// A lane that has left operations behind.
 pub(crate) struct LeftBehind(Arc<Stalls>);
 
 impl Drop for LeftBehind {

@@ -254,7 +254,7 @@ pub(super) enum StoredBytes {
 impl StoredBytes {
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
         match self {
-            Self::Staged(buffer, start) => &buffer.bytes()[start + at..][..length],
+            Self::Staged(buffer, start) => buffer.part(start + at..start + at + length),
             Self::Block(block) => &block.bytes()[at..at + length],
         }
     }
@@ -270,8 +270,9 @@ pub(super) struct PartCheck<'a> {
 enum Work<'a> {
     /// The bytes are in the target: only checksums are computed.
     InPlace(Box<SliceSums<'a>>),
-    /// The part's bytes in memory of this crate, where each slice is verified before it is copied
-    /// or decoded to the target; and the number of the next slice.
+    /// The part's bytes in memory of this crate, and the number of the next slice. A raw slice is
+    /// copied to the target while it is verified; an encoded slice is verified before it is
+    /// decoded.
     Deliver(StoredBytes, u16),
 }
 

@@ -74,7 +74,8 @@ impl<'a, T> InFlight<'a, T> {
         Some(what)
     }
     /// Removes all operations, which the call abandons, and returns their tags and values. The
-    /// measures of the volumes miss these operations, so the caller must not use the measures.
+    /// measures of the volumes do not include these operations, so the caller must not use the
+    /// measures.
     fn abandon(&mut self) -> impl Iterator<Item = (u64, T)> {
         (self.vacant, self.bytes) = (Vec::new(), 0);
         let slots = std::mem::take(&mut self.slots).into_iter();

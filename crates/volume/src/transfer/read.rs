@@ -29,8 +29,10 @@ impl Segments {
     /// A call that is cancelled, or whose deadline passes, ends about 50 milliseconds later if its
     /// reads in flight write to staging memory and header blocks only. It leaves these reads
     /// behind: they keep their memory and files until the kernel has completed them, and count as
-    /// in flight on their volumes. While 64 calls have left reads behind, and while the kernel
+    /// in flight on their volumes. While 64 lanes have left reads behind, and while the kernel
     /// writes to the target's memory, the call waits for all its reads.
+    /// When a read that was left behind completes, a blocking system call of the thread that called
+    /// this function may fail with `EINTR`.
     ///
     /// If `control` names sections, the call reads section by section, each for all pages of all
     /// reads, and leaves the memory of sections that arrived in an earlier call unchanged

@@ -33,7 +33,7 @@ mod x86 {
     pub(super) const BYTES_MIN: usize = 4096;
 
     /// # Safety
-    /// As for [`copy`](super::copy), and `bytes` is at least [`BYTES_MIN`].
+    /// The conditions of [`copy`](super::copy) apply. `bytes` is not less than [`BYTES_MIN`].
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
         let head = to.align_offset(STEP).min(bytes);

@@ -134,10 +134,10 @@ impl<'a> Fetches<'a> {
                     layout.cut(read.place, 0..layout.header, &mut chunks);
                     layout.cut(read.place, body, &mut chunks);
                 }
-                // Two kinds of pages are read to staging, and verified there before they are decoded
-                // or copied to the target: encoded pages, which are shorter on disk than in memory,
-                // and pages that cannot be read straight to the target. A longer page of the second
-                // kind goes through staging operation by operation, because all of it may not fit.
+                // Two kinds of pages are wholly in staging until they are verified: encoded pages,
+                // which are shorter on disk than in memory, and pages of up to `WHOLE_MAX` that
+                // cannot be read straight to the target. A longer page of the second kind goes
+                // through staging operation by operation, because all of it may not fit.
                 let as_stored = matches!(read.encoded, Encoded::AsStored);
                 let is_encoded = u64::from(read.place.page_units) < units_of(read.page_bytes);
                 let is_short = layout.page <= WHOLE_MAX;

@@ -70,7 +70,8 @@ struct DiskRead<'a> {
     in_flight: InFlight<'a, PendingOp>,
     /// Number of operations in flight that write to memory of the target.
     in_target: usize,
-    /// When the call first waited after it was stopped.
+    /// When the call, after it was stopped, first waited without an operation in flight that writes
+    /// to the target.
     stopped_since: Option<Instant>,
     /// No chunk is read while this number of bytes in memory, or more, is unverified. Without
     /// sections only bytes in staging count.
@@ -88,7 +89,7 @@ struct PendingOp {
 }
 
 /// An operation that was left behind: its memory, and its share of the stall accounting. The fields
-/// are dropped in this order, so a volume without operations in flight holds no memory.
+/// are dropped in this order: the memory is free before the operation stops counting as in flight.
 struct LeftOp {
     _memory: OpMemory,
     _op: OpInFlight,
@@ -221,7 +222,7 @@ impl Work for DiskRead<'_> {
             return Wait::AtMost(left);
         }
         let Some(call) = self.fetches.job.segments.stalls.leave().map(Arc::new) else {
-            return Wait::Unlimited;
+            return Wait::AtMost(LEAVE_AFTER);
         };
         let leave = |(tag, PendingOp { memory, op, .. })| {
             let left = LeftOp { _memory: memory, _op: op, _call: Arc::clone(&call) };
