@@ -42,8 +42,8 @@ pub(crate) struct Job {
 
 impl Job {
     /// Does the work. The thread survives a panic, which was reported when it happened.
-    fn run(self) {
-        let _ = catch_unwind(AssertUnwindSafe(|| (self.work)(Closing::No)));
+    fn run(self, closing: Closing) {
+        let _ = catch_unwind(AssertUnwindSafe(|| (self.work)(closing)));
     }
 }
 
@@ -189,7 +189,7 @@ impl IoThreads {
             queues.gets.drain(..).chain(queues.puts.drain(..)).collect()
         };
         self.shared.queues.wake_all();
-        waiting.into_iter().for_each(|job| (job.work)(Closing::Yes));
+        waiting.into_iter().for_each(|job| job.run(Closing::Yes));
         let handles = std::mem::take(&mut *self.shared.handles.lock());
         handles.iter().for_each(|handle| handle.thread().unpark());
         let me = thread::current().id();
@@ -233,7 +233,7 @@ fn work(shared: &Arc<Shared>) {
             was_idle = false;
             *queues.running(kind) += 1;
             drop(queues);
-            job.run();
+            job.run(Closing::No);
             queues = shared.queues.lock();
             *queues.running(kind) -= 1;
             if kind == JobKind::Put {
@@ -243,7 +243,9 @@ fn work(shared: &Arc<Shared>) {
             }
         } else if queues.closing || (was_idle && queues.threads > THREADS) {
             queues.threads -= 1;
-            shared.queues.wake_all();
+            if queues.closing {
+                shared.queues.wake_all();
+            }
             return;
         } else if queues.threads > THREADS {
             queues = shared.queues.wait_for(queues, IDLE);
@@ -263,7 +265,7 @@ fn watch(shared: &Arc<Shared>, segments: Arc<Segments>) {
         let expired = queues.take_expired();
         if !expired.is_empty() {
             drop(queues);
-            expired.into_iter().for_each(Job::run);
+            expired.into_iter().for_each(|job| job.run(Closing::No));
             queues = shared.queues.lock();
         }
         if queues.closing || queues.waiting() == 0 {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const PAGE: u64 = 64 << 10;
 /// The bytes of a target before a get.
 const FILL: u8 = 0xee;
-const SHORT: Duration = Duration::from_millis(500);
+const SHORT: Duration = Duration::from_secs(1);
 /// A get that has not ended after this time waits for the disk.
 const LATER: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(20);
@@ -98,9 +98,9 @@ fn staged_get_ends_at_its_deadline_while_a_direct_get_waits() {
     assert_eq!(get(&open.store, &scope, &keys).pages, 4);
 
     stall(&schedule, "/seg-");
+    let began = Instant::now();
     let direct = Get::start(&open, &scope, &keys[..1], control(SHORT, false));
     let staged = Get::start(&open, &scope, &keys[1..], control(SHORT, true));
-    let began = Instant::now();
     let outcome = staged.ticket.wait(Some(LONG)).expect("the staged get still waits");
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
     assert!(began.elapsed() >= SHORT);
@@ -216,4 +216,29 @@ fn store_closes_and_opens_while_reads_are_left_behind() {
     open.close();
     schedule.heal();
     assert!(left.into_pages().iter().flatten().all(|byte| *byte == FILL));
+}
+
+/// A volume's pool has 16 threads: the reads of further gets wait for a thread until the gets end.
+#[test]
+fn reads_that_no_thread_has_begun_do_not_end_a_stall() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = open_two(dir.path());
+    let (scope, keys) = (Arc::new(unchained(PAGE)), sequence(1, 64));
+    for key in keys.chunks(1) {
+        assert_eq!(put(&open.store, &scope, key, None).pages, 1);
+    }
+    stall(&schedule, "/seg-");
+    let limit = LATER + SHORT;
+    let gets: Vec<Get> =
+        keys.chunks(2).map(|two| Get::start(&open, &scope, two, control(limit, true))).collect();
+    for get in &gets {
+        let outcome = get.ticket.wait(Some(LONG)).expect("the get still waits");
+        assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
+    }
+    let late = Get::start(&open, &scope, &keys[..2], control(LONG, true));
+    assert_eq!(late.ticket.wait(Some(SHORT)).map(|outcome| outcome.reason), Some("stalled"));
+    schedule.heal();
+    await_free_staging(&open);
+    assert_eq!(get(&open.store, &scope, &keys).pages, keys.len());
+    open.close();
 }

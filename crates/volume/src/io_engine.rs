@@ -52,9 +52,16 @@ pub(crate) enum Wait {
     Abandon(Abandoned),
 }
 
-/// The memory of every operation in flight, by the operation's tag. Each value owns all memory that
-/// its operation reads or writes. The engine drops the value when the operation has completed.
-pub(crate) type Abandoned = BTreeMap<u64, Box<dyn Send>>;
+/// The memory of every operation in flight, by the operation's tag. The engine drops a value when
+/// its operation has completed.
+pub(crate) type Abandoned = BTreeMap<u64, Box<dyn AbandonedOp>>;
+
+/// An abandoned operation: owns all memory that the operation reads or writes.
+pub(crate) trait AbandonedOp: Send {
+    /// Reports, before the value is dropped, that the operation was not performed: its end says
+    /// nothing about its disk.
+    fn not_performed(&mut self);
+}
 
 /// An implementation of reads and writes of files. Any number of threads may call `run` at the same
 /// time.

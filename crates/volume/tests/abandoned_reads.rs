@@ -236,8 +236,8 @@ fn staged_lanes_end_at_their_deadline() {
     let Volumes { hang, segments, runs, .. } = &volumes;
     let mut memory = memory(runs);
     hang.begin();
-    let staged = Control { through_staging: true, ..until(SHORT) };
     let began = Instant::now();
+    let staged = Control { through_staging: true, ..until(SHORT) };
     let outcomes = read_in_time(&volumes, &mut memory, &staged);
     assert!(began.elapsed() >= SHORT);
     assert_eq!(outcomes.expect("the read waits for the disk"), [VERIFIED, LATE, VERIFIED, LATE]);

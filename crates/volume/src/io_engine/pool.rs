@@ -47,7 +47,7 @@ impl Job for OpJob {
         // except the files of abandoned operations.
         drop(self.op);
         let mut replies = self.reply.lock();
-        let memory = match &mut replies.abandoned {
+        let mut memory = match &mut replies.abandoned {
             Some(abandoned) => abandoned.remove(&tag),
             None => {
                 replies.ended.push((tag, result));
@@ -57,6 +57,9 @@ impl Job for OpJob {
         drop(replies);
         self.reply.wake_one();
         // Free the memory outside the lock, because it may take other locks.
+        if let Some(memory) = memory.as_mut().filter(|_| is_abandoned) {
+            memory.not_performed();
+        }
         drop(memory);
     }
 }

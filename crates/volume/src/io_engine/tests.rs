@@ -11,6 +11,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(100);
+/// Added to the tag of an operation that was not performed.
+const NOT_PERFORMED: u64 = 1000;
 /// The byte that tests write to a pipe.
 const ANSWER: u8 = 0xa5;
 
@@ -60,6 +62,12 @@ struct Memory {
     dropped: Sender<(u64, u8)>,
 }
 
+impl AbandonedOp for Memory {
+    fn not_performed(&mut self) {
+        self.tag += NOT_PERFORMED;
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         let _ = self.dropped.send((self.tag, self.block.bytes()[0]));
@@ -73,6 +81,7 @@ struct Reads {
     /// Files that the threads of the pool must be reading before `patience` begins.
     awaited: Vec<Arc<PipeFile>>,
     patience: Duration,
+    created: Instant,
     began: Instant,
     done: Vec<u64>,
 }
@@ -91,6 +100,7 @@ impl Work for Reads {
     }
     fn wait(&mut self) -> Wait {
         if self.awaited.iter().any(|file| file.reads.load(Ordering::Relaxed) == 0) {
+            assert!(self.created.elapsed() < LONG, "no thread performs the operation");
             self.began = Instant::now();
             return Wait::AtMost(Duration::from_millis(1));
         }
@@ -153,7 +163,8 @@ impl Fixture {
             ops.push(unsafe { Op::new(tag, file, false, 0, vec![iovec]) });
             memory.insert(tag, Box::new(Memory { tag, block, dropped: self.on_drop.clone() }));
         }
-        Reads { ops, memory, awaited, patience, began: Instant::now(), done: Vec::new() }
+        let now = Instant::now();
+        Reads { ops, memory, awaited, patience, created: now, began: now, done: Vec::new() }
     }
 
     /// Completes the read of a pipe, if it is in flight.
@@ -274,7 +285,7 @@ fn operation_abandoned_before_it_has_a_thread_is_not_performed() {
     let mut last = all.reads(16..17, SHORT);
     last.awaited.clear();
     all.engine.run(&mut last);
-    assert_eq!(all.next_dropped().0, 16);
+    assert_eq!(all.next_dropped().0, NOT_PERFORMED + 16);
     all.assert_held();
     all.answer(3);
     assert_eq!(all.next_dropped(), (3, ANSWER));

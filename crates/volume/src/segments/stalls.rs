@@ -168,6 +168,11 @@ impl OpInFlight {
         self.is_submitted = true;
         self
     }
+
+    /// Makes the end of the operation count as no completion: no code performed it.
+    pub(crate) fn not_performed(&mut self) {
+        self.is_submitted = false;
+    }
 }
 
 impl Drop for OpInFlight {
@@ -231,6 +236,12 @@ mod tests {
     fn stalled_volume_gets_one_operation_at_a_time() {
         let stalls = Stalls::new();
         let _hangs = submit(&stalls, 0);
+        wait(&stalls, PROBE_AFTER);
+        let mut queued = submit(&stalls, 0);
+        queued.not_performed();
+        drop(queued);
+        assert!(stalls.is_stalled(0), "the test operation was not performed");
+        assert!(stalls.begin(0).is_none(), "the next test operation is not due");
         wait(&stalls, PROBE_AFTER);
         let probe = stalls.begin(0).unwrap();
         wait(&stalls, 2 * PROBE_AFTER);

@@ -12,12 +12,13 @@
 
 use super::fetches::{Fetches, Span};
 use super::{InFlight, OpMemory, STEP};
-use crate::io_engine::{Op, Wait, Work};
+use crate::io_engine::{AbandonedOp, Op, Wait, Work};
 use crate::segments::{LeftBehind, OpInFlight, Segments};
 use crate::transfer::check::PartCheck;
 use crate::transfer::read::ReadJob;
 use crate::transfer::volume_times::VolumeTimes;
 use crate::transfer::{Control, MissReason, PageOutcome, RunRead, Sections};
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,8 +93,14 @@ struct PendingOp {
 /// are dropped in this order: the memory is free before the operation stops counting as in flight.
 struct LeftOp {
     _memory: OpMemory,
-    _op: OpInFlight,
+    op: OpInFlight,
     _call: Arc<LeftBehind>,
+}
+
+impl AbandonedOp for LeftOp {
+    fn not_performed(&mut self) {
+        self.op.not_performed();
+    }
 }
 
 enum NextOp {
@@ -110,19 +117,19 @@ impl DiskRead<'_> {
         }
         let Some(Span { chunk, .. }) = self.fetches.queue.front() else { return NextOp::Wait };
         let (segments, control) = (self.fetches.job.segments, self.fetches.job.control);
-        let volume = chunk.segment.volume();
+        let (segment, volume) = (chunk.segment, chunk.segment.volume());
         // Opening a file may wait for its disk, and meanwhile the completed operations on other
         // disks would count as in flight: their disks would seem to stall.
-        if !self.in_flight.is_idle() && !segments.is_open(chunk.segment) {
+        if !self.in_flight.is_idle() && !segments.is_open(segment) {
             return NextOp::Wait;
         }
         let Some(op) = segments.stalls.begin(volume) else {
             return NextOp::Fail(MissReason::Stalled);
         };
-        let file = match segments.file(chunk.segment) {
+        let file = match segments.file(segment) {
             Ok(file) => file,
             Err(error) => {
-                tracing::debug!(%error, segment = chunk.segment.0, "a segment cannot be opened");
+                tracing::debug!(%error, segment = segment.0, "a segment cannot be opened");
                 return NextOp::Fail(MissReason::Io);
             }
         };
@@ -133,8 +140,14 @@ impl DiskRead<'_> {
             && self.fetches.unchecked.is_empty()
             && self.checking.is_none();
         let arena = &segments.staging;
+        // While the call waits for memory, the operation does not count as in flight: its disk would
+        // seem to stall.
+        let op = Cell::new(Some(op));
         let take = |bytes| match arena.try_take(bytes) {
-            None if idle => control.stage(arena, bytes),
+            None if idle => {
+                op.take();
+                control.stage(arena, bytes)
+            }
             buffer => buffer,
         };
         let mut has_room = self.fetches.stage_front(|bytes| arena.try_take(bytes));
@@ -152,6 +165,9 @@ impl DiskRead<'_> {
         let Some((memory, iovecs)) = prepared else {
             let reason = control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(reason) } else { NextOp::Wait };
+        };
+        let Some(op) = op.take().or_else(|| segments.stalls.begin(volume)) else {
+            return NextOp::Fail(MissReason::Stalled);
         };
         let Some(span) = self.fetches.queue.pop_front() else { return NextOp::Wait };
         let (offset, bytes) =
@@ -225,8 +241,8 @@ impl Work for DiskRead<'_> {
             return Wait::AtMost(LEAVE_AFTER);
         };
         let leave = |(tag, PendingOp { memory, op, .. })| {
-            let left = LeftOp { _memory: memory, _op: op, _call: Arc::clone(&call) };
-            (tag, Box::new(left) as Box<dyn Send>)
+            let left = LeftOp { _memory: memory, op, _call: Arc::clone(&call) };
+            (tag, Box::new(left) as Box<dyn AbandonedOp>)
         };
         Wait::Abandon(self.in_flight.abandon().map(leave).collect())
     }

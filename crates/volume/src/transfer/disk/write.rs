@@ -14,6 +14,7 @@ use crate::transfer::volume_times::VolumeTimes;
 use crate::transfer::write::{self, FailedWrite, NewRun, stopped};
 use crate::transfer::{Control, MissReason, RunWrite};
 use ritornello_format::{Error, Result};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::io;
@@ -190,8 +191,13 @@ impl<'a> DiskWrite<'a> {
         let idle = self.in_flight.is_idle();
         // The call waits for staging memory only while it has no operation in flight: another call
         // may be waiting for the memory that such an operation holds.
+        // As in reads: while the call waits, the operation does not count as in flight.
+        let op = Cell::new(Some(op));
         let take = |bytes| match self.segments.staging.try_take(bytes) {
-            None if idle => self.control.stage(&self.segments.staging, bytes),
+            None if idle => {
+                op.take();
+                self.control.stage(&self.segments.staging, bytes)
+            }
             buffer => buffer,
         };
         let pages = &run.new.pages;
@@ -201,6 +207,9 @@ impl<'a> DiskWrite<'a> {
         let Some((buffers, iovecs)) = prepared else {
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(stopped(reason)) } else { NextOp::Wait };
+        };
+        let Some(op) = op.take().or_else(|| self.segments.stalls.begin(volume)) else {
+            return NextOp::Fail(stopped(MissReason::Stalled));
         };
         run.gather(&buffers);
         if let Some(block) = &mut header {
