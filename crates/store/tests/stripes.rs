@@ -180,31 +180,40 @@ fn full_store_spreads_sequences_over_volumes() {
 
 #[test]
 fn lost_volume_costs_its_runs_and_the_pages_behind_them() {
+    const LONG: u64 = 40 * MIB;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let options = four_volumes(dir.path(), 512);
     let open = open_on(Arc::new(Host), &options).unwrap();
-    let keys = sequence(1, 32);
+    let (keys, long) = (sequence(1, 32), sequence(2, 2));
     for scope in [chained(PAGE), unchained(PAGE)] {
         put(&open.store, &scope, &keys, None);
     }
+    put(&open.store, &unchained(LONG), &long, None);
     open.store.flush().unwrap();
     open.close();
-    std::fs::rename(dir.path().join("disk2"), dir.path().join("elsewhere")).unwrap();
     let again = Options { capacity: None, paths: Vec::new(), ..options };
-    let open = open_on(Arc::new(Host), &again).unwrap();
-    let found = get(&open.store, &unchained(PAGE), &keys);
-    assert_eq!(found.ok.iter().filter(|ok| **ok).count(), 24, "three of four runs must be present");
-    let found = get(&open.store, &chained(PAGE), &keys);
-    assert_eq!(found.pages, 16, "the third run is absent, and must hide the fourth");
-    open.close();
-    std::fs::rename(dir.path().join("elsewhere"), dir.path().join("disk2")).unwrap();
-    let open = open_on(Arc::new(Host), &again).unwrap();
-    for scope in [chained(PAGE), unchained(PAGE)] {
-        assert_eq!(
-            get(&open.store, &scope, &keys).pages,
-            32,
-            "all pages must be found once the volume returns"
-        );
+    let mut in_chain = Vec::new();
+    for lost in (0..VOLUMES).map(|at| dir.path().join(format!("disk{at}"))) {
+        std::fs::rename(&lost, dir.path().join("elsewhere")).unwrap();
+        let open = open_on(Arc::new(Host), &again).unwrap();
+        let found = get(&open.store, &unchained(PAGE), &keys);
+        let present = found.ok.iter().filter(|ok| **ok).count();
+        assert_eq!(present, 24, "three of four runs must be present");
+        in_chain.push(get(&open.store, &chained(PAGE), &keys).pages);
+        let found = get(&open.store, &unchained(LONG), &long);
+        assert_eq!(found.ok, [false; 2], "each long page has a piece on every volume");
+        open.close();
+        std::fs::rename(dir.path().join("elsewhere"), &lost).unwrap();
     }
+    in_chain.sort_unstable();
+    assert_eq!(
+        in_chain,
+        [0, 8, 16, 24],
+        "an absent run must hide the runs behind it, and no other"
+    );
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    let pages = [chained(PAGE), unchained(PAGE)].map(|of| get(&open.store, &of, &keys).pages);
+    assert_eq!(pages, [32; 2], "all pages must be found once the volumes return");
+    assert_eq!(get(&open.store, &unchained(LONG), &long).pages, 2);
     open.close();
 }
