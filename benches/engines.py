@@ -1,7 +1,8 @@
 """Measures the store inside engines, compared with each engine's own storage.
 
 Runs the benchmarks of all engines, or of the named engines, and prints their rows in one table or,
-with `--json`, as JSON:
+with `--json`, as JSON. vLLM's connector on CPUs is not measured: vLLM has no storage of its own
+there.
 
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 

@@ -4,7 +4,8 @@ or a tier only a part.
 `OffloadingPath` passes the configuration to the tier that it adds to vLLM's list of tiers. In two
 other cases (`of_spec`, `of_outermost`) vLLM offers no way to receive it, and this module reads the
 local variables of vLLM's constructors that are running. `key_positions` and `has_no_keys` read a
-private attribute of vLLM's requests. No other module reads such variables or attributes.
+private attribute of vLLM's requests. No other module reads such variables; two others use one
+private name of vLLM each (`kernels.py`, `weights/watch.py`), and say in which versions.
 `test_tier_interface.py` and `test_interface.py` (in tests/engines) check the names and the order of
 calls in the sources of vLLM 0.32.0 and 0.33.0.
 """
