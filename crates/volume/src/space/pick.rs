@@ -42,8 +42,8 @@ impl Space {
                 let pick = Pick { volume: u8::try_from(at).ok()?, hole, units: units as u32 };
                 return Some(vec![pick]);
             }
-            // A run of several operations is read as fast in two pieces as in one. On a volume out
-            // of turn it would make the transfers of its put slower.
+            // A run of several operations is read as fast in two pieces as in one, and a run on a
+            // volume out of turn makes the transfers of its put slower.
             if count > 1
                 && !growing
                 && units > ONE_OP_UNITS
